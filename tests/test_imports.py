@@ -42,13 +42,23 @@ ACCELERATE_DOORS = {
 }
 
 
+# Files and folders that can be taken away (`tests/test_rooms.py` does): they import what users can import, and nothing
+# imports them but the line that needs them, when it is run.
+OPTIONAL = {"report", "progress.notebook", "callbacks.spikes", "looking.summary"}
+PUBLIC = {"", "callbacks", "errors", "finetuning", "run_config", "schedulers", "tracking", "utils"}
+
+
 @dataclass(frozen=True)
 class Module:
-    """A source file: its name below the package ("" for the package itself) and the absolute names it imports."""
+    """A source file: its name below the package ("" for the package itself) and the absolute names it imports.
+
+    `imports_at_once` are those outside of functions.
+    """
 
     name: str
     is_facade: bool
     imports: frozenset[str]
+    imports_at_once: frozenset[str]
 
 
 def test_imports_of_the_package_follow_the_rules() -> None:
@@ -59,11 +69,13 @@ def test_imports_of_the_package_follow_the_rules() -> None:
 def read_modules(source: Path) -> list[Module]:
     """Read all modules of the package in the folder `source`."""
     files = {dotted_name(file.relative_to(source)): file for file in sorted((source / PACKAGE).rglob("*.py"))}
+    trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
     return [
         Module(
             name.removeprefix(PACKAGE).removeprefix("."),
             is_facade=file.name == "__init__.py" or name.removeprefix(f"{PACKAGE}.") in FACADES,
-            imports=frozenset(imports(ast.parse(file.read_text(encoding="utf-8")), file.relative_to(source), files)),
+            imports=frozenset(imports(trees[name], file.relative_to(source), files)),
+            imports_at_once=frozenset(imports(trees[name], file.relative_to(source), files, in_functions=False)),
         )
         for name, file in files.items()
     ]
@@ -74,8 +86,8 @@ def dotted_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(node: ast.AST, path: Path, names: Collection[str]) -> Iterator[str]:
-    """The modules that the code below `node` imports, in functions too, but not under ``if TYPE_CHECKING``.
+def imports(node: ast.AST, path: Path, names: Collection[str], *, in_functions: bool = True) -> Iterator[str]:
+    """The modules that the code below `node` imports, but not under ``if TYPE_CHECKING``.
 
     For ``from a import b``, that is ``a.b`` if it is a module, else ``a``.
     """
@@ -90,13 +102,14 @@ def imports(node: ast.AST, path: Path, names: Collection[str]) -> Iterator[str]:
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         runs = iter(node.orelse)
     for child in runs:
-        yield from imports(child, path, names)
+        if in_functions or not isinstance(child, ast.FunctionDef):
+            yield from imports(child, path, names, in_functions=in_functions)
 
 
 def find_complaints(modules: list[Module]) -> list[str]:
     """Every broken rule, as a sentence."""
     by_name = {module.name: module for module in modules}
-    own = {module.name: own_imports(module) for module in modules}
+    own = {module.name: own_names(module.imports) for module in modules}
     complaints = []
     for module in modules:
         rank = None if module.is_facade else rank_of(module.name)
@@ -104,8 +117,14 @@ def find_complaints(modules: list[Module]) -> list[str]:
             complaints.append(f"{module.name} is in no room: add it to the table ROOMS.")
         if module.name not in ACCELERATE_DOORS and any(name.split(".")[0] == "accelerate" for name in module.imports):
             complaints.append(f"{module.name} imports accelerate: go through one of ACCELERATE_DOORS.")
+        for name in sorted(own_names(module.imports_at_once)):
+            if is_optional(name) and not is_optional(module.name) and not module.is_facade:
+                complaints.append(f"{module.name} imports {name}, which can be taken away: do so where it is used.")
         for name in sorted(own[module.name]):
-            if by_name[name].is_facade and not (module.is_facade and name.startswith(f"{module.name}.")):  # its part
+            if is_optional(module.name):
+                if name not in PUBLIC and room_of(name) != room_of(module.name):
+                    complaints.append(f"{module.name} can be taken away, but imports {name}, which is not public.")
+            elif by_name[name].is_facade and not (module.is_facade and name.startswith(f"{module.name}.")):  # its part
                 complaints.append(f"{module.name} imports a name through {name or PACKAGE}, which is for users.")
             elif rank is not None and room_of(name) != room_of(module.name) and (rank_of(name) or 0) >= rank:
                 complaints.append(f"{module.name} imports {name}, which does not stand above it in the table.")
@@ -116,8 +135,12 @@ def find_complaints(modules: list[Module]) -> list[str]:
     return complaints
 
 
-def own_imports(module: Module) -> set[str]:
-    of_package = (name for name in module.imports if name.split(".")[0] == PACKAGE)
+def is_optional(name: str) -> bool:
+    return name in OPTIONAL or room_of(name) in OPTIONAL
+
+
+def own_names(names: Collection[str]) -> set[str]:
+    of_package = (name for name in names if name.split(".")[0] == PACKAGE)
     return {name.removeprefix(PACKAGE).removeprefix(".") for name in of_package}
 
 
@@ -148,12 +171,17 @@ def test_the_trainer_has_few_private_names() -> None:
         ("trainer.py", "from pytorch_accelerated import Trainer", "through pytorch_accelerated, which is for users"),
         ("callbacks/base.py", "import accelerate.utils", "imports accelerate"),
         ("telemetry.py", "", "telemetry is in no room: add it to the table"),
+        ("report/callback.py", "from pytorch_accelerated.data.order import E", "which is not public"),
+        ("trainer.py", "from pytorch_accelerated.report import page", "which can be taken away"),
+        ("trainer.py", "def show():\n    from pytorch_accelerated.report import page", None),
+        ("report/callback.py", "from pytorch_accelerated.callbacks import Event", None),
         ("callbacks/base.py", "if TYPE_CHECKING:\n    from pytorch_accelerated.trainer import Trainer", None),
         ("callbacks/__init__.py", "from pytorch_accelerated.callbacks.base import Event", None),
     ],
 )
 def test_a_broken_rule_is_found(file: str, code: str, complaint: str | None, tmp_path: Path) -> None:
     modules = ["__init__", "seeding", "utils", "trainer", "data/__init__", "data/order", "callbacks/__init__"]
+    modules += ["report/__init__", "report/page"]
     written = {f"{name}.py": "" for name in [*modules, "callbacks/base"]}
     written |= {"data/order.py": "from pytorch_accelerated.seeding import mixed_seed", "errors.py": "", file: code}
     for name, text in written.items():

@@ -36,8 +36,7 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
     PytorchAcceleratedError,
 )
-from pytorch_accelerated.progress.screen import Screen, format_bytes, printable
-from pytorch_accelerated.report.reading import write_comparison
+from pytorch_accelerated.progress.text import Screen, format_bytes, printable
 
 _SHOWN_CHARACTERS = 100
 
@@ -258,6 +257,8 @@ def _agrees_to(question: str) -> bool:
 
 
 def _compare(options: argparse.Namespace, screen: Screen) -> int:
+    from pytorch_accelerated.report.reading import write_comparison
+
     write_comparison(options.runs, options.output)
     screen.line(f"Comparison: {options.output}")
     return 0

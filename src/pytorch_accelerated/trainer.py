@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,12 +31,11 @@ from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check_positive_count
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
-from pytorch_accelerated.looking.summary import TrainingSummary, summarise
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
-from pytorch_accelerated.progress.display import print_above_bars
+from pytorch_accelerated.progress.bars import print_above_bars
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -53,6 +52,9 @@ from pytorch_accelerated.training.preparing import (
 )
 from pytorch_accelerated.training.starting import at_work, ending
 from pytorch_accelerated.training.training import Training
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.looking.summary import TrainingSummary
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -178,9 +180,8 @@ class Trainer(TrainerHooks):
                 has a bug. Schedules are those of the short epochs; augmentations stay random.
             record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
                 1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on so many that a run has between 1,024
-                and 2,047 records. If the number of updates is unknown, the distance grows with those that are done. A
-                run of many epochs or of unknown length joins records, so that there are 2,048 at most.
-                Losses and weights do not depend on it.
+                and 2,047 records, besides those at the ends of epochs. If the number of updates is unknown, the
+                distance grows with those that are done. Losses and weights do not depend on it.
             detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
                 is an error; a warning of torch's shows the line of the forward pass. Much slower: for finding a
                 mistake.
@@ -509,6 +510,8 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
+        from pytorch_accelerated.looking.summary import summarise
+
         refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
         return summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)
 

@@ -1,5 +1,6 @@
 """Public helpers, gathered from the modules that define them."""
 
+from pytorch_accelerated.checkpointing.policy import read_run_history
 from pytorch_accelerated.data.building import LIMIT_BATCHES_ENV_VAR, DataLoaderSlice, LimitBatches
 from pytorch_accelerated.models.averaging import ModelEma
 from pytorch_accelerated.prediction.padded import remove_padding
@@ -17,6 +18,7 @@ __all__ = [
     "ModelEma",
     "local_process_zero_first",
     "local_process_zero_only",
+    "read_run_history",
     "remove_padding",
     "set_seed",
     "worker_init_fn",

@@ -15,9 +15,9 @@ from pytorch_accelerated.callbacks.evaluation import (
     StepBasedEvaluationCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.data.building import LimitBatches
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.utils import LimitBatches
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 

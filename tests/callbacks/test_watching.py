@@ -1,5 +1,6 @@
-"""Watched names without a value at the end of the first epoch are an error; others are not."""
+"""Watched names without a value at the end of the first epoch are an error; others are not. Which value is the best."""
 
+import math
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from pytorch_accelerated.callbacks.loggers import LearningRateMonitorCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
+from pytorch_accelerated.callbacks.watching import best_record
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.tracking import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.trainer import Trainer
 
 DATA = torch.randn(20, 4, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 2
@@ -107,3 +110,35 @@ def test_a_name_that_may_be_recorded_is_no_error(name, callbacks, sets):
     trainer = make_trainer(*(make() for make in callbacks), watching(name))
     trainer.train(DATA, 1, sets)
     assert name in trainer.run_history.get_metric_names()
+
+
+def history(**metrics: list[float]) -> RunHistory:
+    found = InMemoryRunHistory()
+    for epoch in range(max(map(len, metrics.values()))):
+        for name, values in metrics.items():
+            found.update_metric(name, values[epoch])
+        found._increment_epoch()
+    return found
+
+
+def best(found: RunHistory, **watched: bool) -> tuple[str, float, int] | None:
+    record = best_record(found, watched)
+    return None if record is None else (record.name, record.value, record.epoch)
+
+
+def test_watched_metrics_come_first_then_the_evaluation_loss_then_what_its_name_explains() -> None:
+    found = history(
+        train_loss_epoch=[3.0, 2.0, 1.0],
+        eval_accuracy=[0.5, 0.9, 0.9],
+        eval_loss_epoch=[2.0, math.nan, 2.5],
+        eval_margin=[1.0, 2.0, 3.0],
+    )
+    assert best(found, missing=True, eval_margin=True) == ("eval_margin", 3.0, 3)
+    assert best(found) == ("eval_loss_epoch", 2.0, 1)
+    assert best(found, eval_accuracy=True) == ("eval_accuracy", 0.9, 2), "the first of equal values"
+    assert best(history(train_loss_epoch=[2.0, 1.0], eval_f1=[0.7, 0.6])) == ("eval_f1", 0.7, 1)
+
+
+def test_training_without_an_evaluation_has_no_best_epoch() -> None:
+    assert best(history(train_loss_epoch=[2.0, 1.0])) is None
+    assert best(history(train_loss_epoch=[2.0, 1.0]), train_loss_epoch=False) == ("train_loss_epoch", 1.0, 2)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
@@ -13,7 +14,7 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import NonFiniteLossError
-from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.utils import ModelEma
 from tests.callbacks.runs import (
     DATA,
     Die,
@@ -74,6 +75,24 @@ def test_the_average_is_the_closed_form_over_all_updates(accumulation: int) -> N
             torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
         else:
             assert average == others[-1][name] == 15, "batches are counted, not averaged"
+
+
+def test_skipped_updates_leave_the_average() -> None:
+    class Skips(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * torch.nan} if self.run_state.updates % 2 else output
+
+    record, callback = Record(), ModelEmaCallback(decay=0.5)
+    model = nn.Linear(3, 2).double()
+    trainer = Skips(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[record, callback])
+    with pytest.warns(UserWarning, match="cannot be applied"):
+        fit(trainer, num_epochs=1, nonfinite_policy="skip")
+    assert trainer.run_state.skipped_updates == 2
+    for name, average in average_of(callback).items():
+        start, applied = record.weights[0][name], [record.weights[update][name] for update in (1, 3, 5)]
+        expected = start / 8 + applied[0] / 8 + applied[1] / 4 + applied[2] / 2
+        torch.testing.assert_close(average, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_training_is_the_same_with_and_without_the_average() -> None:
@@ -214,6 +233,7 @@ def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:
 
 SCRIPT = """
 import torch
+from torch import nn
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback

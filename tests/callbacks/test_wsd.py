@@ -12,9 +12,9 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.schedulers import WSDLrScheduler
+from pytorch_accelerated.utils import read_run_history
 from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
 
 
@@ -54,7 +54,7 @@ def test_there_is_a_state_before_and_a_file_after_each_decay() -> None:
         "checkpoint_20_wsd_post_decay.pt",
     }
     for step in (8, 18):
-        assert verify(Path(f"checkpoints/checkpoint_{step}_wsd_pre_decay")).facts["updates"] == step
+        assert read_run_history(f"checkpoints/checkpoint_{step}_wsd_pre_decay").updates_done == step
     for step in (10, 20):
         saved = torch.load(f"checkpoints/checkpoint_{step}_wsd_post_decay.pt")
         assert_same_weights(saved["model_state_dict"], record.weights[step])

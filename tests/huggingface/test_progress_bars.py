@@ -20,8 +20,8 @@ from pytorch_accelerated.huggingface import (
 from pytorch_accelerated.huggingface.events import CallbackHandler, TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_callback import DefaultFlowCallback, ProgressCallback
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.progress import progress
-from pytorch_accelerated.progress.display import BarDisplay
+from pytorch_accelerated.progress import bars
+from pytorch_accelerated.progress.bars import BarDisplay
 from pytorch_accelerated.report.reading import read_run
 from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
@@ -51,7 +51,7 @@ def run(callback: ProgressCallback, state: TrainerState, *, until: str = "the en
 @pytest.fixture(autouse=True)
 def _bars_appear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BarDisplay, "seconds_between_refreshes", 0.0)
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_FACTS", 0.0)
+    monkeypatch.setattr(bars, "_SECONDS_BETWEEN_FACTS", 0.0)
 
 
 def test_bars_show_training_and_evaluation_and_vanish() -> None:

@@ -20,7 +20,6 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
-from pytorch_accelerated.facts.run_state import RunState
 from tests.support.reference import regression_data
 
 
@@ -73,7 +72,7 @@ def test_everything_is_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert random.getstate() == generators[2]
     assert len(trainer.optimizer.state) == 0
     assert trainer.run_history.records == ()
-    assert trainer.run_state == RunState()
+    assert trainer.run_state == type(trainer.run_state)()
     assert counting.count == 0
     assert ema in trainer.callback_handler.callbacks
 
@@ -82,7 +81,7 @@ def test_a_watched_metric_that_nothing_records_is_found_before_the_run() -> None
     trainer = make_trainer(EarlyStoppingCallback(watch_metric="accuracy"))
     with pytest.raises(UnknownMetricError, match="EarlyStoppingCallback watches 'accuracy'.*'eval_loss_epoch'"):
         trainer.preflight(regression_data(20), 2, regression_data(7))
-    assert trainer.run_state == RunState()
+    assert trainer.run_state == type(trainer.run_state)()
 
 
 def test_an_error_of_the_users_code_comes_out_and_everything_is_as_before() -> None:

@@ -7,10 +7,8 @@ import tqdm
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytorch_accelerated.progress.display import BarDisplay, LineDisplay, bar_format, display_factory
-from pytorch_accelerated.progress.formats import format_number
-from pytorch_accelerated.progress.progress import Progress, Snapshot
-from pytorch_accelerated.progress.table import GrowingTable
+from pytorch_accelerated.progress.bars import BarDisplay, LineDisplay, Progress, Snapshot, bar_format, display_factory
+from pytorch_accelerated.progress.text import GrowingTable, format_number
 from tests.support.terminal import in_a_terminal
 
 

@@ -1,14 +1,24 @@
 """Runs are read back from what they have written, and compared on one page."""
 
 import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
 from pytorch_accelerated.report.contents import data_in
 from tests.report.digits import train, trainer_with
+
+
+def main(arguments: list[str]) -> Any:
+    """The exit code of ``python -m pytorch_accelerated``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["pytorch_accelerated", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("pytorch_accelerated", run_name="__main__", alter_sys=True)
+    return ended.value.code
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.tracking.timing import EpochTiming, Pace
+from pytorch_accelerated.tracking.step_records import EpochTiming, Pace
 from tests.support.reference import regression_data, sgd, tiny_model
 
 WAIT, WORK = 3.0, 1.0
@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in ("data.planned_loader", "data.stream_loader", "tracking.timing"):
+        for module in ("data.planned_loader", "data.stream_loader", "tracking.step_records"):
             times = types.SimpleNamespace(perf_counter=lambda: self.now)
             monkeypatch.setattr(f"pytorch_accelerated.{module}.time", times)
 

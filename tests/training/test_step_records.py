@@ -233,27 +233,3 @@ def test_a_killed_run_leaves_neither_gaps_nor_doubles(ranks: int, tmp_path: Path
     run_on_ranks(script, ranks, tmp_path, "resumed")
     if ranks > 1:
         run_on_ranks(script, 1, tmp_path, "fewer")
-
-
-def test_a_run_of_many_epochs_joins_its_records(tmp_path: Path) -> None:
-    class Reads(TrainerCallback):
-        def __init__(self) -> None:
-            self.updates: list[int] = []
-
-        def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.updates += [record.update for record in trainer.run_history.read_new_step_records("the test")]
-
-    data = regression_data(3)
-    batches, reads, saver = Batches(), Reads(), SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1030)
-    records = train(make(batches, reads, saver), 2100, data).step_records
-    assert 1024 <= len(records) <= 2048
-    assert_are_the_means(records, batches)
-    assert reads.updates == list(range(1, 2101))  # each once, before it was joined
-    assert [record.epoch for record in records] == [record.update for record in records]
-    assert {later.update - record.update for record, later in zip(records, records[1:], strict=False)} == {1, 2}
-    assert all(record.samples_per_second > 0 and 0 <= record.data_wait_share <= 1 for record in records)
-    for state in ("epoch_1030", "epoch_2060"):
-        resumed = train(make(), 2100, data, resume_from=tmp_path / state)
-        assert facts(resumed.step_records) == facts(records)
-    every = train(make(), 2100, data, record_every_n_steps=1).step_records
-    assert len(every) == 2100  # as it was asked for

@@ -1,5 +1,8 @@
 """The callbacks of `Trainer`, and their base class, handler and errors."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import (
     LimitBatchesCallback,
@@ -17,11 +20,11 @@ from pytorch_accelerated.callbacks.progress import (
     PrintProgressCallback,
     ProgressBarCallback,
 )
-from pytorch_accelerated.callbacks.report import ReportCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
+from pytorch_accelerated.callbacks.warning import never_ends_a_run
+from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.errors import (
@@ -30,6 +33,27 @@ from pytorch_accelerated.errors import (
     NonFiniteLossError,
     StopTrainingError,
 )
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
+    from pytorch_accelerated.report.callback import ReportCallback
+
+# They are imported when they are asked for: nothing else needs them.
+_OPTIONAL = {
+    "LossSpikeCallback": "pytorch_accelerated.callbacks.spikes",
+    "ReportCallback": "pytorch_accelerated.report.callback",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPTIONAL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_OPTIONAL[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -64,4 +88,6 @@ __all__ = [
     "TrainerCallback",
     "WSDCheckpointCallback",
     "get_default_callbacks",
+    "never_ends_a_run",
+    "watched_metrics",
 ]

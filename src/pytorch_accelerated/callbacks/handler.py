@@ -65,18 +65,13 @@ class EventHandler:
 
     def acting_methods(self, event: str) -> list[Callable[..., Any]]:
         """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
-        methods = (self._acting_method(callback, event) for callback in self._callbacks)
-        return [method for method in methods if method is not None]
+        methods = [getattr(callback, event, None) for callback in self._callbacks]
+        empty = [getattr(base, event, None) for base in self._empty_bases()]
+        return [each for each in methods if callable(each) and getattr(each, "__func__", each) not in empty]
 
     def _accepts(self, callback: Any) -> bool:
         """Check a callback that will be added. False leaves the callback out."""
         return True
-
-    def _acting_method(self, callback: Any, event: str) -> Callable[..., Any] | None:
-        method = getattr(callback, event, None)
-        function = getattr(method, "__func__", method)
-        is_empty = any(function is getattr(base, event, None) for base in self._empty_bases())
-        return method if callable(method) and not is_empty else None
 
     def _empty_bases(self) -> tuple[type, ...]:
         """The classes of callbacks whose methods do nothing."""
@@ -182,7 +177,12 @@ class CallbackHandler(EventHandler):
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
             return False  # scripts add it to the defaults under its other name; each line would be printed twice
         _refuse_callback_of_transformers(callback)
-        self._refuse_duplicate(callback)
+        key = key_of_state(callback)
+        if key in map(key_of_state, self._callbacks):
+            raise DuplicateCallbackError(
+                f"There is already a callback with the state key {key!r}. In a saved training state the two "
+                "could not be told apart. Remove one of them, or give each its own `state_key`."
+            )
         for name, hint in self._unknown_events(callback):
             warnings.warn(
                 f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
@@ -190,14 +190,6 @@ class CallbackHandler(EventHandler):
                 stacklevel=stacklevel_of_user(),
             )
         return True
-
-    def _refuse_duplicate(self, callback: Any) -> None:
-        key = key_of_state(callback)
-        if key in map(key_of_state, self._callbacks):
-            raise DuplicateCallbackError(
-                f"There is already a callback with the state key {key!r}. In a saved training state the two "
-                "could not be told apart. Remove one of them, or give each its own `state_key`."
-            )
 
 
 class ByEvent(dict[str, Value]):
@@ -221,9 +213,9 @@ def _refuse_callback_of_transformers(callback: Any) -> None:
     bases = {base.__name__ for base in type(callback).__mro__}
     if not isinstance(callback, TrainerCallback) and "TrainerCallback" in bases and hasattr(callback, "on_log"):
         raise ArgumentTypeError(
-            f"{type(callback).__name__} is a callback for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
-            "transformers. This Trainer has other events, and would never call it. Write a subclass of "
-            "`pytorch_accelerated.callbacks.TrainerCallback`; for trackers there is TrackerCallback."
+            f"{type(callback).__name__} is for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
+            "transformers. This Trainer has other events, those of `pytorch_accelerated.callbacks.TrainerCallback`; "
+            "for trackers there is TrackerCallback."
         )
 
 

@@ -18,7 +18,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.progress.screen import printable
+from pytorch_accelerated.progress.text import printable
 from pytorch_accelerated.tracking.step_records import StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord
 
@@ -58,16 +58,13 @@ class _FileLogger(TrainerCallback, abc.ABC):
     takes_part_in_preflight = False
     _told_apart_by = "path"
 
-    path: Path
-    step_records: bool = True
     _columns: Sequence[str] = ()
-    _metric_columns: Sequence[str] = ("epoch", "update")
     _rows: Sequence[_Row] = ()  # those that the file lacks, and the last row of metrics, which may get more of them
     _size_bytes = 0  # of the file before these; 0 if nothing was written yet
     _begins_anew = False
     _written_at = -math.inf
     _last_place = (1, 0)
-    _evaluation_at: tuple[int, int] | None = None  # of an evaluation after training: the epoch and update it belongs to
+    _is_evaluating = False
 
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
         self.path = Path(path)
@@ -97,13 +94,14 @@ class _FileLogger(TrainerCallback, abc.ABC):
     on_eval_epoch_end = on_training_run_epoch_end = on_training_run_end = on_train_epoch_end
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """The evaluation belongs to the last point of the run that was logged, although the history begins anew."""
-        self._evaluation_at = self._last_place
+        """Begin a row at the last point of the run that was logged, although the history begins anew."""
+        self._is_evaluating = True
+        self._rows = [*self._rows, _new_row(*self._last_place)]
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log all remaining metrics, also after an exception."""
         self._log(trainer)
-        self._evaluation_at = None
+        self._is_evaluating = False
 
     on_exception = on_evaluation_run_end
 
@@ -115,11 +113,9 @@ class _FileLogger(TrainerCallback, abc.ABC):
         history, ranks = trainer.run_history, trainer.run_context.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
         metrics = history.read_new_records(self.state_key)
-        if self._evaluation_at is not None:
-            epoch, update = self._evaluation_at
+        if self._is_evaluating:
+            epoch, update = self._last_place
             metrics = [record._replace(epoch=epoch, update=update) for record in metrics]
-            # If the last row has one of them, the first begins a row, and all come into it.
-            metrics.sort(key=lambda record: record.name not in self._metric_columns)
         if not ranks.is_first or not (steps or metrics or self._begins_anew):
             return
         self._rows = _with_entries(self._rows, steps, metrics)
@@ -127,9 +123,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
         if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
             return
         try:
-            if self._begins_anew or (self._size_bytes and not self._has_the_beginning()):
-                self._columns, self._metric_columns, self._size_bytes = (), _FileLogger._metric_columns, 0
-                if self._evaluation_at is None:
+            is_whole = self.path.is_file() and self.path.stat().st_size >= self._size_bytes
+            if self._begins_anew or (self._size_bytes and not is_whole):
+                self._columns, self._size_bytes = (), 0
+                if not self._is_evaluating:
                     self._rows = _with_entries((), history.step_records if self.step_records else (), history.records)
             self._begins_anew = False
             self._write(survives_power_cuts=survives_power_cuts)
@@ -140,15 +137,14 @@ class _FileLogger(TrainerCallback, abc.ABC):
                 "writes everything. Check the disk's free space and the permissions.",
             )
 
-    def _has_the_beginning(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size >= self._size_bytes
-
     def _write(self, *, survives_power_cuts: bool) -> None:
         """Write the rows that the file lacks, and the last row again if it may have more metrics now."""
-        columns = self._columns_with(self._rows)
+        rows = [row for row in self._rows if len(row.values) > len(row.place)]
+        names = ["epoch", "update", *self._columns, *(name for row in rows for name in row.values)]
+        columns = sorted(dict.fromkeys(names), key=_is_of_steps)
         is_whole = columns != self._columns
-        unsettled = [row for row in self._rows[-1:] if not row.is_step]
-        settled = self._rows[: len(self._rows) - len(unsettled)]
+        unsettled = [row for row in rows[-1:] if not row.is_step]
+        settled = rows[: len(rows) - len(unsettled)]
         start, before = (0, self._beginning(columns)) if is_whole else (self._size_bytes, "")
         data = (before + self._lines([row.values for row in settled], columns)).encode()
         size_bytes = start + len(data)
@@ -165,15 +161,6 @@ class _FileLogger(TrainerCallback, abc.ABC):
                     disk.flush(file)
         self._columns, self._rows, self._size_bytes = columns, unsettled, size_bytes
         self._written_at = time.monotonic()
-
-    def _columns_with(self, rows: Sequence[_Row]) -> Sequence[str]:
-        """The columns of the file with those of further rows: first the metrics, then those of step records."""
-        metrics = dict.fromkeys(self._metric_columns)
-        of_steps = dict.fromkeys(self._columns)
-        for row in rows:
-            (of_steps if row.is_step else metrics).update(dict.fromkeys(row.values))
-        self._metric_columns = list(metrics)
-        return list({**metrics, **of_steps})
 
 
 class CSVLoggerCallback(_FileLogger):
@@ -222,6 +209,14 @@ class LearningRateMonitorCallback(TrainerCallback):
             trainer.run_history.update_metric(f"learning_rate_{index}" if index else "learning_rate", group["lr"])
 
 
+def _new_row(epoch: int, update: int) -> _Row:
+    return _Row({"epoch": epoch, "update": update}, is_step=False)
+
+
+def _is_of_steps(column: str) -> bool:
+    return column in StepRecord._fields[2:] or column.startswith("learning_rate")
+
+
 def _with_entries(rows: Sequence[_Row], steps: Sequence[StepRecord], metrics: Sequence[MetricRecord]) -> list[_Row]:
     """The rows and those of further records: a metric shares the row before it if that is of the same moment."""
     joined = list(rows)
@@ -233,7 +228,7 @@ def _with_entries(rows: Sequence[_Row], steps: Sequence[StepRecord], metrics: Se
             continue
         last = joined[-1] if joined else None
         if last is None or last.is_step or last.place != (entry.epoch, entry.update) or entry.name in last.values:
-            joined.append(_Row({"epoch": entry.epoch, "update": entry.update}, is_step=False))
+            joined.append(_new_row(entry.epoch, entry.update))
         joined[-1].values[entry.name] = entry.value
     return joined
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.metric_functions import Choice, MetricFunctions, divided, predictions_of, targets_of
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.extras import reductions_of, set_update_count
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.tracking.values import is_scalar, on_host, stored_value
-from pytorch_accelerated.trees import map_leaves
+from pytorch_accelerated.trees import leaves_by_path, map_leaves, would_broadcast
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
     from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.processes.ranks import Ranks
+
+
+MetricFunction = Callable[[Any, Any], Any]
+
+Choice = str | Callable[[Any], Any] | None
+"""Which part: the usual one, one by name, or what a function returns."""
+
+_NAMES_OF_LOSSES = ("loss", "loss_epoch")  # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop
 
 
 class MetricsCallback(TrainerCallback):
@@ -83,12 +92,6 @@ class MetricsCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
 
-    metrics: Any = None
-    during_training = True
-    during_evaluation = True
-    predictions: Choice = None
-    targets: Choice = None
-    _functions = MetricFunctions({})
     _collections: Mapping[str, MetricCollection] = {}  # by the prefix of the names under which they are recorded
     _restored: Mapping[str, list[dict[str, Any]]] = {}
     _ranks: Ranks | None = None
@@ -102,8 +105,9 @@ class MetricsCallback(TrainerCallback):
         predictions: str | Callable[[Any], Any] | None = None,
         targets: str | Callable[[Any], Any] | None = None,
     ) -> None:
-        functions, others = divided(metrics)
-        self._functions = MetricFunctions(functions)
+        self._functions, others = _divided(metrics)
+        self._rows: dict[str, InMemoryPredictions] = {}  # evaluations of several models may overlap
+        self._batches = 0
         self.metrics = None if others is None else _as_collection(others)
         self.during_training = during_training
         self.during_evaluation = during_evaluation
@@ -120,14 +124,14 @@ class MetricsCallback(TrainerCallback):
             batch: on the trainer's device.
             batch_output: the output of `calculate_train_batch_loss` or `calculate_eval_batch_loss`.
         """
-        return predictions_of(batch_output["model_outputs"], self.predictions), targets_of(batch, self.targets)
+        return _predictions_of(batch_output["model_outputs"], self.predictions), _targets_of(batch, self.targets)
 
     @property
     def state_key(self) -> str:
         """The class; with `predictions` or `targets`, also the names, because a run may have several such callbacks."""
         if self.predictions is None and self.targets is None:
             return type(self).__name__
-        names = [*self._functions.functions, *([] if self.metrics is None else self.metrics.keys())]
+        names = [*self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -152,7 +156,8 @@ class MetricsCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Reset the metrics."""
         if self.during_evaluation:
-            self._functions.forget(self._key_of(trainer, "eval_"))
+            self._rows.pop(self._key_of(trainer, "eval_"), None)
+            self._batches = 0
             if self.metrics is not None:
                 self._collection(trainer, "eval_").reset()
 
@@ -163,24 +168,28 @@ class MetricsCallback(TrainerCallback):
         predictions, targets = self._rows_of(batch, batch_output)
         if self.metrics is not None:
             self._collection(trainer, "eval_").update(predictions, targets)
-        if self._functions.functions:
-            run = trainer.run_context
-            self._functions.add(
-                self._key_of(trainer, "eval_"), run.position_in_pass, predictions, targets, ranks=run.ranks
-            )
+        if self._functions:
+            ranks, start = trainer.run_context.ranks, trainer.run_context.position_in_pass
+            if start is None:  # in a loop of the user's own, which probably deals batches out in turn
+                start = self._batches * ranks.count + ranks.index
+            self._batches += 1
+            _refuse_broadcast(predictions, targets)
+            self._collector(trainer).add(start, {"predictions": predictions, "targets": targets})
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""
         if not self.during_evaluation:
             return
         values = {} if self.metrics is None else self._collected(trainer, "eval_")
-        if self._functions.functions:
-            values.update(self._functions.compute(self._key_of(trainer, "eval_"), trainer.run_context.ranks))
+        if self._functions:
+            rows = self._collector(trainer).finish()
+            del self._rows[self._key_of(trainer, "eval_")]
+            values.update(trainer.run_context.ranks.do_on_first(lambda: _values_of(self._functions, **rows)))
         self._record(trainer, "intermediate_eval_" if is_intermediate else "eval_", values)
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         """Forget the rows of an evaluation that was given up, or failed."""
-        self._functions.forget_all()
+        self._rows.clear()
 
     on_exception = on_stop_training_error
 
@@ -208,9 +217,15 @@ class MetricsCallback(TrainerCallback):
             self._restored = {other: states for other, states in self._restored.items() if other != key}
             self._collections[key].reset()
             with explained_loading(type(self).__name__, "the training state"):
-                _refuse_what_cannot_be_continued(self._collections[key], saved)
-                _write_states(self._collections[key], saved)
+                _write_states(self._collections[key], saved, to_continue=True)
         return self._collections[key]
+
+    def _collector(self, trainer: Trainer) -> InMemoryPredictions:
+        key = self._key_of(trainer, "eval_")
+        if key not in self._rows:
+            source = "`predictions` and `targets` of MetricsCallback (or its `get_predictions_and_targets`)"
+            self._rows[key] = InMemoryPredictions(trainer.run_context.ranks, source=source)
+        return self._rows[key]
 
     @property
     def _measures_training(self) -> bool:
@@ -279,12 +294,21 @@ def _read_states(collection: MetricCollection) -> dict[str, Any]:
     }
 
 
-def _write_states(collection: MetricCollection, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Give the metrics the merged states of all `parts`, which are results of `_read_states`."""
+def _write_states(
+    collection: MetricCollection, parts: Sequence[Mapping[str, Any]], *, to_continue: bool = False
+) -> None:
+    """Give the metrics the merged states of all `parts`, which are results of `_read_states`.
+
+    Raises:
+        ConfigurationError: for metrics that can be computed from merged states, but not updated after that.
+    """
     for name, metric in _metrics_within(collection):
         states = [part[name] for part in parts if name in part]
         if states:
-            for attribute, value in _merged(metric, [state["values"] for state in states]).items():
+            values = _merged(metric, [state["values"] for state in states])
+            if to_continue and len(states) > 1:
+                _refuse_stacked(name, metric)
+            for attribute, value in values.items():
                 setattr(metric, attribute, _on_device(value, metric.device))
             set_update_count(metric, sum(state["updates"] for state in states))
 
@@ -303,18 +327,142 @@ def _merged(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _refuse_what_cannot_be_continued(collection: MetricCollection, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Reject metrics that can be computed from the states of several ranks, but not updated after that."""
-    for name, metric in _metrics_within(collection):
-        is_merge = sum(name in part for part in parts) > 1
-        for attribute, reduction in reductions_of(metric).items():
-            if is_merge and reduction is None and isinstance(getattr(metric, attribute), torch.Tensor):
-                raise ConfigurationError(
-                    f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch on more ranks than there "
-                    "are now, and torchmetrics cannot merge its states into fewer. Resume on at least as many ranks, "
-                    "or from a state that was saved between epochs, or without this metric in training."
-                )
+def _refuse_stacked(name: str, metric: Metric) -> None:
+    reductions = reductions_of(metric).items()
+    if any(reduction is None and isinstance(getattr(metric, state), torch.Tensor) for state, reduction in reductions):
+        raise ConfigurationError(
+            f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch on more ranks than there are "
+            "now, and torchmetrics cannot merge its states into fewer. Resume on at least as many ranks, or from a "
+            "state that was saved between epochs, or without this metric in training."
+        )
 
 
 def _on_device(state: Any, device: torch.device) -> Any:
     return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
+
+
+def _divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
+    """The functions in `metrics` by name, and the rest: metrics of torchmetrics in any form, or None if there are none.
+
+    Raises:
+        ArgumentTypeError: for a function without a name, or something else.
+        ConfigurationError: for a name that the loop uses itself.
+    """
+    if isinstance(metrics, Mapping):
+        functions = {name: metric for name, metric in metrics.items() if not _is_of_torchmetrics(metric)}
+        for name, function in functions.items():
+            _check_function(name, function)
+        return functions, {name: metric for name, metric in metrics.items() if name not in functions} or None
+    for each in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
+        if not _is_of_torchmetrics(each) and (callable(each) or isinstance(each, str)):
+            name = getattr(each, "__name__", each)
+            raise ArgumentTypeError(
+                f"{name!r} is not a metric with a name to be recorded under. Pass a function under a name, "
+                f"MetricsCallback({{{name!r}: function}}), or an instance of a metric of torchmetrics."
+            )
+    return {}, metrics
+
+
+def _check_function(name: str, function: Any) -> None:
+    if name in _NAMES_OF_LOSSES:
+        raise ConfigurationError(
+            f"A metric cannot be called {name!r}: the trainer records the mean loss as 'eval_loss_epoch' and "
+            "'intermediate_eval_loss'. Use another name."
+        )
+    if isinstance(function, type) or not callable(function):
+        remedy = f"an instance, {function.__name__}(...)," if isinstance(function, type) else "a function"
+        raise ArgumentTypeError(
+            f"The metric {name!r} is {function!r}, which is neither a function nor a metric of torchmetrics. Pass "
+            f"{remedy} or, for example, `lambda predictions, targets: ...`."
+        )
+
+
+def _refuse_broadcast(predictions: Any, targets: Any) -> None:
+    if would_broadcast(predictions, targets):
+        shapes = tuple(predictions.shape), tuple(targets.shape)
+        raise HookOutputError(
+            f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}, so a function "
+            "that compares them by `==` or `-` would compare each prediction with each target. Give them the same "
+            "shape, for example with predictions=lambda outputs: outputs.squeeze(-1) > 0."
+        )
+
+
+def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, targets: Any) -> dict[str, float]:
+    """The values of the functions, by name.
+
+    Raises:
+        HookOutputError: if a function fails, or returns something else than numbers.
+    """
+    found: dict[str, float] = {}
+    for name, function in functions.items():
+        try:
+            result = function(predictions, targets)
+        except Exception as error:
+            raise HookOutputError(
+                f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with "
+                f"the predictions {_described(predictions)} and the targets {_described(targets)}, in this order. "
+                "`predictions` and `targets` of MetricsCallback say what they are."
+            ) from error
+        for key, value in (result if isinstance(result, Mapping) else {name: result}).items():
+            found[str(key)] = stored_value(value)
+            if not is_scalar(found[str(key)]):
+                where = "" if key == name else f" in the entry {key!r} of its dict"
+                raise HookOutputError(
+                    f"The function of the metric {name!r} returned {_described(value)}{where}, but a metric is one "
+                    "number. Return a number, or a dict of numbers, which are recorded by their names."
+                )
+    return found
+
+
+def _is_of_torchmetrics(metric: Any) -> bool:
+    torchmetrics = sys.modules.get("torchmetrics")  # without it, there can't be one
+    return torchmetrics is not None and isinstance(metric, (torchmetrics.Metric, torchmetrics.MetricCollection))
+
+
+def _described(value: Any) -> str:
+    """Kinds and shapes of nested tensors; anything else as it prints, in short."""
+    parts = [
+        f"{path} {leaf.dtype} of shape {tuple(leaf.shape)}".strip()
+        for path, leaf in leaves_by_path(value).items()
+        if isinstance(leaf, torch.Tensor) or hasattr(leaf, "shape")
+    ]
+    return ", ".join(parts) or f"{value!r:.100}"
+
+
+def _predictions_of(outputs: Any, choice: Choice) -> Any:
+    """The predictions in a model's outputs; see `MetricsCallback`."""
+    if callable(choice):
+        return choice(outputs)
+    if choice is None or choice == "argmax":
+        predictions = _entry(outputs, "logits", "predictions") if isinstance(outputs, Mapping) else outputs
+        return predictions if choice is None else _argmax(predictions)
+    return _entry(outputs, choice, "predictions")
+
+
+def _targets_of(batch: Any, choice: Choice) -> Any:
+    """The targets in a batch; see `MetricsCallback`."""
+    if callable(choice):
+        return choice(batch)
+    if choice is None and isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return batch[1]
+    return _entry(batch, choice or "labels", "targets")
+
+
+def _entry(data: Any, name: str, of: str) -> Any:
+    if isinstance(data, Mapping) and name in data:
+        return data[name]
+    has = f" with the entries {', '.join(map(repr, data))}" if isinstance(data, Mapping) else ""
+    raise HookOutputError(
+        f"MetricsCallback found no {of}: there is no entry {name!r} in a {type(data).__name__}{has}. Pass `{of}`: the "
+        "name of an entry, or a function; or override `get_predictions_and_targets` to say where they are."
+    )
+
+
+def _argmax(predictions: Any) -> torch.Tensor:
+    if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
+        raise HookOutputError(
+            "predictions='argmax' takes the class with the highest score in the last dimension, but the model's "
+            f"outputs are {_described(predictions)}, without a dimension of several classes. Pass a function, for "
+            "example predictions=lambda outputs: outputs[:, 0] > 0."
+        )
+    return predictions.argmax(dim=-1)

@@ -12,13 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.summing_up import summary_lines, with_mark
-from pytorch_accelerated.callbacks.watching import watched_metrics
-from pytorch_accelerated.progress.display import display_factory
-from pytorch_accelerated.progress.formats import format_count, format_duration, format_number, format_update_size
-from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Display, Progress
-from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
+from pytorch_accelerated.callbacks.watching import best_facts, watched_metrics, with_mark
+from pytorch_accelerated.progress.bars import Display, Progress, can_display, display_factory, new_page
+from pytorch_accelerated.progress.text import (
+    GrowingTable,
+    block,
+    folded,
+    format_count,
+    format_duration,
+    format_number,
+    format_rate,
+    format_update_size,
+    printable,
+    screen_columns,
+)
+from pytorch_accelerated.tracking.step_records import samples_per_second
 from pytorch_accelerated.trees import length_of
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
 # How much waiting for data in an epoch is shown on the bar.
 _SECONDS_WORTH_SHOWING = 1.0
 _SHARE_WORTH_SHOWING = 0.05
-_MINOR_COLUMNS = ("lr", "time")
+_MINOR_COLUMNS = ("lr", "time")  # at the right of the table
 
 
 class PrintProgressCallback(TrainerCallback):
@@ -73,18 +81,15 @@ class PrintProgressCallback(TrainerCallback):
         duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
-        num_warnings = trainer.run_context.shown_warnings.count
-        for line in summary_lines(trainer.run_history, trainer.callback_handler, num_warnings=num_warnings):
-            trainer.print(line)
+        for line in _summary_lines(trainer):
+            trainer.print(printable(line))
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        loaders, samples = trainer.run_context.loaders.all_eval, _config_of(trainer).eval_total_batch_size
-        batches = [length_of(loader) for loader in loaders]
-        known = [count for count in batches if count is not None]
-        work = "a stream" if len(known) < len(batches) else format_count(sum(known), "batch", "batches")
-        if len(loaders) > 1:
-            work = f"{format_count(len(loaders), 'set')}, {work}"
+        samples = _config_of(trainer).eval_total_batch_size
+        batches = [length_of(loader) for loader in trainer.run_context.loaders.all_eval]
+        work = "a stream" if None in batches else format_count(sum(filter(None, batches)), "batch", "batches")
+        work = work if len(batches) == 1 else f"{len(batches)} sets, {work}"
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
         trainer.print(folded(f"Evaluating {work}{of_samples}, {_where(trainer)}"))
 
@@ -107,7 +112,7 @@ class ProgressBarCallback(TrainerCallback):
         self._start_run()
         run = trainer.run_context
         if run.page is None and run.ranks.is_first_of_node and can_display():
-            run.page = NotebookPage(_MINOR_COLUMNS)
+            run.page = new_page(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the bar of an epoch."""
@@ -115,14 +120,10 @@ class ProgressBarCallback(TrainerCallback):
         config, state = _config_of(trainer), trainer.run_state
         epoch = trainer.run_history.current_epoch  # goes on after an earlier run, whose epochs `num_epochs` leaves out
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
-        self._start_pass(
-            trainer,
-            f"epoch {epoch}{last}",
-            _batches_of_epoch(trainer),
-            per_device_batch_size=config.train_per_device_batch_size,
-            read_facts=functools.partial(_training_facts, trainer),
-            done=state.batches_in_epoch,
-        )
+        size = config.train_per_device_batch_size
+        options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
+        facts = functools.partial(_training_facts, trainer)
+        self._start_pass(trainer, f"epoch {epoch}{last}", _batches_of_epoch(trainer), read_facts=facts, **options)
 
     def on_train_step_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Count a batch."""
@@ -139,14 +140,10 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
-        evaluation_set = trainer.run_history.evaluation_set
-        self._start_pass(
-            trainer,
-            f"evaluation of {evaluation_set}" if evaluation_set else "evaluation",
-            length_of(trainer.run_context.loaders.eval),
-            per_device_batch_size=_config_of(trainer).eval_per_device_batch_size,
-            read_facts=functools.partial(_loss_so_far, trainer),
-        )
+        name, loader = trainer.run_history.evaluation_set, trainer.run_context.loaders.eval
+        size, facts = _config_of(trainer).eval_total_batch_size, functools.partial(_loss_so_far, trainer)
+        label = f"evaluation of {name}" if name else "evaluation"
+        self._start_pass(trainer, label, length_of(loader), samples_per_batch=size, read_facts=facts)
 
     def on_eval_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remove the bar."""
@@ -165,53 +162,25 @@ class ProgressBarCallback(TrainerCallback):
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Remove the bar."""
         self._close_all()
-        self._note_end(trainer, f"Stopped early: {reason}" if reason else "Stopped early")
+        if trainer.run_context.page is not None:
+            trainer.run_context.page.note_end(f"Stopped early: {reason}" if reason else "Stopped early")
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Remove the bar, so that the traceback starts on a new line."""
         self._close_all()
-        epoch, updates = trainer.run_history.current_epoch, trainer.run_history.updates_done
-        what = "Interrupted" if isinstance(exception, KeyboardInterrupt) else f"Failed with {type(exception).__name__}"
-        message = str(exception).strip().partition("\n")[0]
-        what = f"{what}: {message}" if message else what
-        self._note_end(trainer, f"{what} (epoch {epoch}, after {format_count(updates, 'update')})")
-
-    def _note_end(self, trainer: Trainer, reason: str) -> None:
-        if trainer.run_context.page is not None:
-            trainer.run_context.page.note_end(reason)
 
     def _start_run(self) -> None:
         self._close_all()
         self._new_display = None  # the output may go elsewhere by now
 
-    def _start_pass(
-        self,
-        trainer: Trainer,
-        label: str,
-        total: int | None,
-        *,
-        per_device_batch_size: int | None = None,
-        read_facts: Callable[[], Mapping[str, str]] = dict,
-        done: int = 0,
-    ) -> None:
+    def _start_pass(self, trainer: Trainer, label: str, total: int | None, **options: Any) -> None:
+        page = trainer.run_context.page
         if not trainer.run_context.ranks.is_first_of_node:
             return
-        page = trainer.run_context.page
-        if page is None and self._new_display is None:
+        if self._new_display is None:
             self._new_display = display_factory(trainer.print)
-        new_display = self._new_display if page is None else page.new_bar
-        assert new_display is not None
-        progress = Progress(
-            label,
-            total,
-            new_display(),
-            samples_per_batch=None
-            if per_device_batch_size is None
-            else per_device_batch_size * trainer.run_context.ranks.count,
-            read_facts=read_facts,
-            done=done,
-        )
-        self._open = (*self._open, progress)
+        display = self._new_display() if page is None else page.new_bar()
+        self._open = (*self._open, Progress(label, total, display, **options))
 
     def _close_innermost(self) -> None:
         if self._open:
@@ -311,12 +280,11 @@ class LogMetricsCallback(TrainerCallback):
 
     def _start_row(self, trainer: Trainer, title: str) -> None:
         self._print_row(trainer)
-        # The learning rate of this epoch: schedulers may step before the row is complete.
-        self._row = {"epoch": title, **_learning_rate(trainer)}
+        self._row = {"epoch": title, **_cells_beside_metrics(trainer)}
 
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
-        if row is None or row.keys() <= {"epoch", "lr"}:  # no metrics in it: `log_metrics` is overridden
+        if row is None or row.keys() <= {"epoch", *_MINOR_COLUMNS}:  # no metrics in it: `log_metrics` is overridden
             return
         page = trainer.run_context.page
         if self._epoch_started is not None:
@@ -329,6 +297,14 @@ class LogMetricsCallback(TrainerCallback):
 
 
 PrintMetricsCallback = LogMetricsCallback
+
+
+def _cells_beside_metrics(trainer: Trainer) -> dict[str, str]:
+    """What a row of the table shows of its epoch besides metrics and time; `_MINOR_COLUMNS` has the names.
+
+    It is read when the training of the epoch has ended: schedulers may step before the row is complete.
+    """
+    return _learning_rate(trainer)
 
 
 def _kind_of(metric_name: str) -> str:
@@ -390,3 +366,35 @@ def _sizes_of(config: TrainerRunConfig) -> str:
 def _config_of(trainer: Trainer) -> TrainerRunConfig:
     assert trainer.run_config is not None  # it exists as soon as a run has begun
     return trainer.run_config
+
+
+def _summary_lines(trainer: Trainer) -> list[str]:
+    """A line of results, and what callbacks have saved where, as they say with a method `saved_places`."""
+    history, callbacks = trainer.run_history, list(trainer.callback_handler)
+    facts = best_facts(history, watched_metrics(callbacks))
+    speed, num_warnings = samples_per_second(history.step_records), trainer.run_context.shown_warnings.count
+    facts += [] if speed is None else [speed_in_words(speed)]
+    seconds = sum(timing.seconds for timing in history.timings)
+    waited = sum(timing.data_wait_seconds for timing in history.timings)
+    if facts and waited > _SHARE_WORTH_SHOWING * seconds:
+        facts.append(f"waited for data {waited / seconds:.0%} of the time")
+    facts += [format_count(num_warnings, "warning")] if num_warnings else []
+    savers = [callback.saved_places() for callback in callbacks if hasattr(callback, "saved_places")]
+    places = {path: what for saved in savers for what, path in saved.items()}
+    return [line for line in (", ".join(facts), *saved_lines(places)) if line]
+
+
+def saved_lines(places: Mapping[str, str]) -> list[str]:
+    """What was saved, by path: one line, or one for each path if it would be too wide."""
+    if not places:
+        return []
+    line = "Saved: " + ", ".join(f"{what} {path}" for path, what in places.items())
+    if len(line) <= screen_columns():
+        return [line]
+    width = max(map(len, places.values()))
+    return ["Saved:", *(f"  {what:<{width}}  {path}" for path, what in places.items())]
+
+
+def speed_in_words(speed: float) -> str:
+    """A speed over a whole run, in samples per second."""
+    return f"{format_rate(speed)} samples/s of wall time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, WatchedMetric
+from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, WatchedMetric
 from pytorch_accelerated.checkpointing.disk import is_file
 from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
-from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
-from pytorch_accelerated.progress.formats import format_count, format_number
-from pytorch_accelerated.progress.table import folded
-from pytorch_accelerated.tracking.timing import Pace
+from pytorch_accelerated.progress.text import folded, format_count, format_number
+from pytorch_accelerated.tracking.step_records import Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 _told: set[Path] = set()
 
 
-class SaveBestModelCallback(TrainerCallback):
+@dataclasses.dataclass(eq=False, repr=False)
+class SaveBestModelCallback(MetricJudge):
     """Saves the model whenever a metric has a new best value, and loads the best model at the end of the run.
 
     Values are judged at the end of each epoch, and after evaluations within an epoch if they recorded the metric, but
@@ -56,9 +56,6 @@ class SaveBestModelCallback(TrainerCallback):
         best_metric_epoch: the epoch of the best value, from 1, or None.
     """
 
-    takes_part_in_preflight = False
-    _told_apart_by = "save_path"
-
     save_path: str | Path = "best_model.pt"
     watch_metric: str = "eval_loss_epoch"
     greater_is_better: bool = False
@@ -66,37 +63,17 @@ class SaveBestModelCallback(TrainerCallback):
     save_optimizer: bool = True
     save_scheduler: bool = True
     load_saved_checkpoint: bool = True
-    best_metric: float | None = None
-    best_metric_epoch: int | None = None
 
-    def __init__(
-        self,
-        save_path: str | Path = "best_model.pt",
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
-        reset_on_train: bool = True,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        load_saved_checkpoint: bool = True,
-    ) -> None:
-        self.save_path = save_path
-        self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
-        self.reset_on_train = reset_on_train
-        self.save_optimizer = save_optimizer
-        self.save_scheduler = save_scheduler
-        self.load_saved_checkpoint = load_saved_checkpoint
+    best_metric: float | None = dataclasses.field(default=None, init=False)
+    best_metric_epoch: int | None = dataclasses.field(default=None, init=False)
+
+    _told_apart_by = "save_path"
+    _kinds = KINDS_OF_BEST
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
         self._refuse_shared_path(trainer)
-        self._watched.check_has_evaluation(trainer.eval_dataset)
-        if trainer.run_state.updates == 0:  # else the run was resumed
-            self._watched.new_values(
-                trainer.run_history, trainer.run_context.ranks, self.state_key
-            )  # those of earlier runs belong to other weights
-            if self.reset_on_train:
-                self._forget_best()
+        super().on_training_run_start(trainer, **kwargs)
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
         if self.best_metric is not None and not trainer.run_context.ranks.from_first(Path(self.save_path).is_file()):
             warn_user(
@@ -108,16 +85,6 @@ class SaveBestModelCallback(TrainerCallback):
             self._forget_best()
         if self.best_metric is None:
             tell_of_earlier_file(trainer, self.save_path, "the best model of this run")
-
-    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Judge the metrics of an evaluation within an epoch."""
-        if is_intermediate:
-            self._judge(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Judge the metrics of the epoch."""
-        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
-        self._judge(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Load the best checkpoint, on every rank."""
@@ -135,31 +102,19 @@ class SaveBestModelCallback(TrainerCallback):
         value = f"{self.watch_metric} {format_number(self.best_metric)}"
         trainer.print(folded(f"Loaded the weights of epoch {self.best_metric_epoch} ({value}) from {self.save_path}"))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The best value so far. The best model itself is only in its file."""
-        return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
-
     def saved_places(self) -> dict[str, str]:
         """The best model's file, once there is one; for the summary of a run."""
         return {} if self.best_metric is None else {"best model": str(self.save_path)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the search of the run that is being resumed."""
-        require_kinds(state, KINDS_OF_BEST, of=type(self).__name__)
-        self.best_metric = state["best_metric"]
-        self.best_metric_epoch = state["best_metric_epoch"]
-
-    @property
-    def _watched(self) -> WatchedMetric:
-        return WatchedMetric(self.watch_metric, self.greater_is_better)
-
-    def _judge(self, trainer: Trainer) -> None:
-        values = self._watched.new_values(trainer.run_history, trainer.run_context.ranks, reader=self.state_key)
-        # Only the last one belongs to the weights that the model has now.
+    def _judge(self, trainer: Trainer, values: list[float]) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
             self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch})
             self.best_metric, self.best_metric_epoch = values[-1], epoch
+
+    def _start_anew(self) -> None:
+        if self.reset_on_train:
+            self._forget_best()
 
     def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
         """Write the checkpoint with these additional entries."""
@@ -222,14 +177,6 @@ class SaveTrainingStateCallback(TrainerCallback):
     takes_part_in_preflight = False
     _told_apart_by = "save_dir"
 
-    save_dir: str | Path = "training_states"
-    policy = SavePolicy()
-    retention = Retention()
-    watch_metric: str = "eval_loss_epoch"
-    save_at_end: bool = True
-    save_on_signal: bool = True
-    save_on_exception: bool = False
-    background: bool = False
     _clock = staticmethod(time.monotonic)
     _is_final_requested = False
     _is_retention_due = False
@@ -287,11 +234,9 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
         self._delete_outdated(trainer)
-        updates = trainer.run_state.updates
-        seconds = 0.0 if self.policy.every_n_minutes is None else self._agreed_seconds_since_save(trainer)
-        if self.policy.is_due(
-            updates=updates, saved_updates=updates - 1, epochs=0, saved_epochs=0, seconds_since_save=seconds
-        ):
+        updates, minutes = trainer.run_state.updates, self.policy.every_n_minutes
+        is_late = minutes is not None and self._agreed_seconds_since_save(trainer) >= 60 * minutes
+        if is_late or _is_multiple(updates, self.policy.every_n_updates):
             self._request(trainer, f"step_{updates}")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -302,7 +247,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             history, ranks = trainer.run_history, trainer.run_context.ranks
             self._watched.check_recorded(history, ranks)
             self._watched.new_values(history, ranks, self.state_key)  # this rejects values that cannot be compared
-        if self.policy.is_due(updates=0, saved_updates=0, epochs=epoch, saved_epochs=epoch - 1, seconds_since_save=0.0):
+        if _is_multiple(epoch, self.policy.every_n_epochs):
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.run_context.is_last_epoch:
             self._request_final(trainer)
@@ -372,6 +317,10 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _listed_states(self) -> list[tuple[Path, Manifest]]:
         return [state for state in list_states(Path(self.save_dir)) if STATE_NAME.fullmatch(state[0].name)]
+
+
+def _is_multiple(number: int, of: int | None) -> bool:
+    return of is not None and number % of == 0
 
 
 def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:

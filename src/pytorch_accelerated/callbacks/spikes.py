@@ -10,8 +10,6 @@ import numpy as np
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import is_finite_number
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.progress.table import folded
-from pytorch_accelerated.tracking.step_records import StepRecord
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -46,61 +44,44 @@ class LossSpikeCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
-    _before: Sequence[StepRecord] | None = None  # as they were made: those of the history may have been joined
 
     def __init__(self, threshold: float = 8.0) -> None:
         self.threshold = checked_threshold(threshold)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out the records of earlier runs."""
-        self._before = None
         if trainer.run_state.updates == 0:
             trainer.run_history.read_new_step_records(self.state_key)
 
     def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
         """Judge the new records."""
         new = trainer.run_history.read_new_step_records(self.state_key)
-        if self._before is None:
-            every = trainer.run_history.step_records
-            self._before = every[: len(every) - len(new)][-WINDOW:]
-        records = [*self._before, *new]
+        records = trainer.run_history.step_records[-WINDOW - len(new) :]
         losses = np.array([record.train_loss for record in records])
-        for index, median in find_spikes(losses, len(self._before), self.threshold):
-            self._tell(trainer, records[index - 1], records[index], median)
-        self._before = records[-WINDOW:]
+        for index, median in find_spikes(losses, len(records) - len(new), self.threshold):
+            before, record = records[index - 1], records[index]
+            trainer.run_context.emitter.emit(
+                "on_loss_spike",
+                loss=record.train_loss,
+                median=median,
+                epoch=record.epoch,
+                first_update=before.update + 1,
+                last_update=record.update,
+                samples=trainer.run_context.reports.samples_between(before.samples, record.samples),
+            )
 
     def on_loss_spike(
-        self,
-        trainer: Trainer,
-        *,
-        loss: float,
-        median: float,
-        epoch: int,
-        first_update: int,
-        last_update: int,
-        samples: Sequence[int] | None,
-        **kwargs: Any,
+        self, trainer: Trainer, *, loss: float, median: float, samples: Sequence[int] | None, **spike: Any
     ) -> None:
         """Print the loss, the updates and the samples."""
-        updates = f"update {last_update}" if first_update == last_update else f"updates {first_update} to {last_update}"
+        first, last = spike["first_update"], spike["last_update"]
+        updates = f"update {last}" if first == last else f"updates {first} to {last}"
         where = ""
         if samples is not None:
             more = f" and {len(samples) - _MOST_SAMPLES} more" if len(samples) > _MOST_SAMPLES else ""
             where = f", samples {', '.join(map(str, samples[:_MOST_SAMPLES]))}{more} of the training data"
         trainer.print(
-            folded(f"Loss spike in epoch {epoch}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}")
-        )
-
-    def _tell(self, trainer: Trainer, before: StepRecord, record: StepRecord, median: float) -> None:
-        run = trainer.run_context
-        run.emitter.emit(
-            "on_loss_spike",
-            loss=record.train_loss,
-            median=median,
-            epoch=record.epoch,
-            first_update=before.update + 1,
-            last_update=record.update,
-            samples=run.reports.samples_between(before.samples, record.samples),
+            f"Loss spike in epoch {spike['epoch']}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}"
         )
 
 

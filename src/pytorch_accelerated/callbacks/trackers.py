@@ -13,11 +13,18 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.progress.table import folded
+from pytorch_accelerated.progress.text import folded
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.part_facts import hyperparameters_of
 from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
+from pytorch_accelerated.tracking.trackers import (
+    OpenRecords,
+    Outcome,
+    Place,
+    Row,
+    hyperparameters_of,
+    make_trackers,
+    new_run_name,
+)
 from pytorch_accelerated.tracking.values import MetricRecord
 
 if TYPE_CHECKING:
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
 
 _PLACES = ("epoch", "update", "samples", "seconds")  # of a step record
 _NAMES = {"train_loss": "train/loss", "peak_memory": "train/peak_memory_bytes"}
-_SECONDS_BETWEEN_WRITES = 1.0  # a store in a database or behind a network takes milliseconds for each request
 
 
 class TrackerCallback(TrainerCallback):
@@ -184,16 +190,12 @@ class TrackerCallback(TrainerCallback):
             rows = _rows(history.records, history.step_records)
         if not ranks.is_first:
             return
-        values = hyperparameters_of(
-            trainer.run_config, trainer.model, trainer.optimizer, trainer.scheduler, self.hyperparameters
-        )
+        parts = trainer.model, trainer.optimizer, trainer.scheduler
+        values = hyperparameters_of(*parts, run_config=trainer.run_config, own=self.hyperparameters)
         self._records = OpenRecords(lambda text: warn_user(ranks, text), lambda: history.updates_done)
-        earlier = [row for row in rows if repeats_from is not None and row.step < repeats_from]
         for tracker in self._trackers:
             place = Place(self.folder, self.project, str(self._run_name), self._options.get(tracker.name, {}))
-            identity = self._identities.get(tracker.name)
-            self._records.start(tracker, place, identity, repeats_from, values, earlier)
-        self._records.add(rows[len(earlier) :])
+            self._records.start(tracker, place, self._identities.get(tracker.name), repeats_from, values, rows)
 
     def _first_step_to_repeat(self, history: RunHistory) -> int:
         """The step from which on the trackers may have values that the run, resumed from a state, will log again.
@@ -216,9 +218,7 @@ class TrackerCallback(TrainerCallback):
         if self._records is not None:
             rows = [Row(max(row.step, self._first_step), row.values) for row in rows]
             self._last_step = max([self._last_step, *(row.step for row in rows)])
-            self._records.add(rows)
-            if is_urgent or self._records.seconds_since_write > _SECONDS_BETWEEN_WRITES:
-                self._records.write()
+            self._records.add(rows, is_urgent=is_urgent)
 
     def _close(self, trainer: Trainer, outcome: Outcome) -> None:
         self._log(trainer)

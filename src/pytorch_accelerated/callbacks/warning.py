@@ -12,7 +12,7 @@ import tqdm
 
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.screen import printable
+from pytorch_accelerated.progress.text import printable
 
 Callback = TypeVar("Callback")
 

@@ -1,22 +1,27 @@
-"""A metric that callbacks watch: its new values, and which of them are better."""
+"""Metrics that callbacks watch: their new values, and which of all values is the best."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.progress.text import format_number
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.values import is_scalar
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, is_scalar, role_and_quantity
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.base import Trainer
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 
 KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
-"""The types of the attributes of a callback that watches a metric; see `require_kinds`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +117,70 @@ class WatchedMetric:
         return gain > 0 and gain >= threshold
 
 
+class MetricJudge(TrainerCallback):
+    """Judges each new value of `watch_metric` once: at the end of the epoch, or after an evaluation within an epoch.
+
+    Values of `Trainer.evaluate` are not judged. A subclass says what follows: `_judge` and the methods after it. Its
+    state is the attributes in `_kinds`, with the types that each may have.
+    """
+
+    takes_part_in_preflight = False
+    watch_metric = "eval_loss_epoch"
+    _kinds: Mapping[str, tuple[type, ...]] = {}
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Start anew, unless the run is resumed.
+
+        Raises:
+            ConfigurationError: for a metric of evaluations, if there is no evaluation set.
+        """
+        self._watched.check_has_evaluation(trainer.eval_dataset)
+        if trainer.run_state.updates > 0:
+            self._continue()
+        else:
+            self._new_values(trainer)  # those of earlier runs belong to other weights
+            self._start_anew()
+
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Judge an evaluation within an epoch."""
+        if is_intermediate:
+            self._judge(trainer, self._new_values(trainer))
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the epoch, after every callback has recorded its metrics.
+
+        Raises:
+            UnknownMetricError: if the metric has no value yet.
+        """
+        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
+        self._judge(trainer, self._new_values(trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the values so far."""
+        return {name: getattr(self, name) for name in self._kinds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what the run that is being resumed knew."""
+        require_kinds(state, self._kinds, of=type(self).__name__)
+        vars(self).update({name: state[name] for name in self._kinds})
+
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric, getattr(self, "greater_is_better", False))
+
+    def _new_values(self, trainer: Trainer) -> list[float]:
+        return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
+
+    def _judge(self, trainer: Trainer, values: list[float]) -> None:
+        """Act on new values, of which only the last belongs to the weights that the model has now."""
+
+    def _start_anew(self) -> None:
+        """Forget what is known of earlier runs."""
+
+    def _continue(self) -> None:
+        """Act on what a resumed run knows already."""
+
+
 def is_finite_number(value: Any) -> bool:
     """Whether `value` is a number to which a metric can be compared."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
@@ -125,3 +194,47 @@ def watched_metrics(callbacks: Iterable[Any]) -> dict[str, bool]:
         if isinstance(name, str) and isinstance(greater, bool):
             watched[name] = greater
     return watched
+
+
+def best_facts(history: RunHistory, watched: Mapping[str, bool], *, names_step: bool = False) -> list[str]:
+    """The best value and its epoch, or nothing; see `best_record`.
+
+    Args:
+        history, watched: as there.
+        names_step: whether to name the step too: values are compared at any step, not only after epochs.
+    """
+    best = best_record(history, watched)
+    if best is None:
+        return []
+    step = f", step {best.update}" if names_step else ""
+    return [f"Best {best.name} {format_number(best.value)} (epoch {best.epoch}{step})"]
+
+
+def with_mark(row: dict[str, str], history: RunHistory, watched: Mapping[str, bool]) -> dict[str, str]:
+    """A row of a table with a "*" after the latest value of the metric that decides, if that is the best so far."""
+    best = best_record(history, watched)
+    if best is None or best.name not in row:
+        return row
+    return {**row, best.name: row[best.name] + ("*" if best is history.latest_record(best.name) else " ")}
+
+
+def best_record(history: RunHistory, watched: Mapping[str, bool]) -> MetricRecord | None:
+    """The first of the best values so far of the metric that decides which epoch is the best; None if none does.
+
+    That is the first watched metric with finite values, else the loss of evaluations, else another metric of
+    evaluations whose name says what is better.
+
+    Args:
+        history: of the run.
+        watched: the metrics that callbacks watch, and whether greater is better.
+    """
+    evaluated = {}
+    for name in history.get_metric_names():
+        role, quantity = role_and_quantity(name)
+        greater = greater_is_better(quantity)
+        if greater is not None and "train" not in role:
+            evaluated[name] = greater
+    losses_first = sorted(evaluated, key=lambda name: (name != "eval_loss_epoch", role_and_quantity(name)[1] != "loss"))
+    deciding = {**dict.fromkeys(watched), **dict.fromkeys(losses_first)}
+    found = (history.best_record(name, watched.get(name, evaluated.get(name, False))) for name in deciding)
+    return next((record for record in found if record is not None), None)

@@ -51,12 +51,6 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     ranks_agree_after_each_update = False
 
-    decay: float = 0.99
-    evaluate_during_training: bool = True
-    save_path: str | Path = "ema_model.pt"
-    watch_metric: str = "ema_model_eval_loss_epoch"
-    model_ema: Callable[..., ModelEma] = ModelEma
-    callbacks: Iterable[Any] = ()
     _ema_model: ModelEma | None = None
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0

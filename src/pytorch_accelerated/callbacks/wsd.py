@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class WSDCheckpointCallback(TrainerCallback):
     """Saves at the checkpoints of a `WSDLrScheduler`: where a decay begins, and where it ends.
 
@@ -49,18 +50,6 @@ class WSDCheckpointCallback(TrainerCallback):
     save_scheduler: bool = True
     initial_checkpoint: str | Path | None = None
     _last_step = 0
-
-    def __init__(
-        self,
-        save_dir: str | Path = "checkpoints",
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        initial_checkpoint: str | Path | None = None,
-    ) -> None:
-        self.save_dir = save_dir
-        self.save_optimizer = save_optimizer
-        self.save_scheduler = save_scheduler
-        self.initial_checkpoint = initial_checkpoint
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check the scheduler, and load `initial_checkpoint`.

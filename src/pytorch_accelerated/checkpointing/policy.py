@@ -1,8 +1,9 @@
-"""When to save and which states to keep, by the progress since the last save and by the metrics in the states."""
+"""How often to save, and which states to keep."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 from pytorch_accelerated.checkpointing.layout import Manifest
 from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
-from pytorch_accelerated.tracking.step_records import StepRecord, records_of
+from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, MissingCheckpointError
+from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from pytorch_accelerated.tracking.values import MetricRecord, records_in
 
 
@@ -36,29 +38,11 @@ class SavePolicy:
     def __post_init__(self) -> None:
         _require_positive(vars(self), "States cannot be saved this often")
 
-    def is_due(
-        self, *, updates: int, epochs: int, saved_updates: int, saved_epochs: int, seconds_since_save: float
-    ) -> bool:
-        """Whether to save now.
-
-        A multiple that was skipped over counts too, and the same point is never saved twice. The last three arguments
-        refer to the last save, or else to the start of the run. The clocks of ranks differ, so one of them must decide.
-        """
-        return (
-            _passed_multiple(self.every_n_updates, saved_updates, updates)
-            or _passed_multiple(self.every_n_epochs, saved_epochs, epochs)
-            or (self.every_n_minutes is not None and seconds_since_save >= 60 * self.every_n_minutes)
-        )
-
 
 def _require_positive(rules: Mapping[str, float | None], complaint: str) -> None:
     wrong = [f"{name}={value}" for name, value in rules.items() if value is not None and not value > 0]
     if wrong:
         raise ConfigurationError(f"{complaint}: {', '.join(wrong)}. Give positive numbers, or None for no such rule.")
-
-
-def _passed_multiple(n: int | None, before: int, now: int) -> bool:
-    return n is not None and now // n > before // n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +122,24 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
     return _read_history(folder)[0]
 
 
-def read_step_records(folder: Path) -> list[StepRecord]:
-    """The step records up to the save; none in states from before there were any.
+def read_run_history(path: str | os.PathLike[str]) -> InMemoryRunHistory:
+    """The run history in a training state, or in the newest valid one of a folder. Needs no trainer and no model.
+
+    ::
+
+        read_run_history("training_states").plot()
 
     Raises:
-        InvalidCheckpointError: if that part is damaged.
+        MissingCheckpointError: if there is no training state.
+        InvalidCheckpointError: if it is damaged, or has no such history.
     """
-    with explained_loading("A list of step records", folder):
-        return records_of(_history_of(folder).get("step_records", ()))
+    folder = find_state(path)
+    if folder is None:
+        raise MissingCheckpointError(f"There is no training state in {path}. Check the path.")
+    history = InMemoryRunHistory()
+    with explained_loading("A run history", folder):
+        history.load_state_dict(_history_of(folder))
+    return history
 
 
 def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:

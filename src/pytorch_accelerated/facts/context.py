@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.run_config import TrainerRunConfig
     from pytorch_accelerated.tracking.history import RunHistory
     from pytorch_accelerated.tracking.loss import LossTracker
-    from pytorch_accelerated.tracking.step_records import StepRecorder
-    from pytorch_accelerated.tracking.timing import EpochClock
+    from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.training.emitting import Emitter
     from pytorch_accelerated.training.evaluation import Pass
     from pytorch_accelerated.training.evaluation_sets import EvaluationSets

@@ -13,7 +13,7 @@ from typing import Any
 
 from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.progress.screen import printable
+from pytorch_accelerated.progress.text import printable
 
 
 def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
 from pytorch_accelerated.huggingface.events import ExportableState, TrainerCallback
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.progress.screen import show
-from pytorch_accelerated.progress.table import folded
+from pytorch_accelerated.progress.text import folded, show
 from pytorch_accelerated.tracking.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 
 # The first prefix that fits chooses the section of a value.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pytorch_accelerated.callbacks.spikes import WINDOW, checked_threshold, find_spikes
-from pytorch_accelerated.callbacks.summing_up import best_facts, saved_lines, speed_in_words, with_mark
+from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
+from pytorch_accelerated.callbacks.watching import best_facts, with_mark
 from pytorch_accelerated.errors import CallbackSetupError
 from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
@@ -22,12 +22,18 @@ from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCal
 from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name
-from pytorch_accelerated.progress.display import display_factory
-from pytorch_accelerated.progress.formats import format_count, format_duration, format_number
-from pytorch_accelerated.progress.notebook import NotebookPage, can_display
-from pytorch_accelerated.progress.progress import Display, Progress
-from pytorch_accelerated.progress.screen import printable, show
-from pytorch_accelerated.progress.table import GrowingTable, block, folded, screen_columns
+from pytorch_accelerated.progress.bars import Display, Progress, can_display, display_factory, new_page
+from pytorch_accelerated.progress.text import (
+    GrowingTable,
+    block,
+    folded,
+    format_count,
+    format_duration,
+    format_number,
+    printable,
+    screen_columns,
+    show,
+)
 from pytorch_accelerated.tracking.history import LoggedHistory, is_about_the_run, is_summary
 from pytorch_accelerated.trees import length_of
 
@@ -170,10 +176,14 @@ class LossSpikeCallback(TrainerCallback):
     ranks_agree_after_each_update = False
 
     def __init__(self, threshold: float = 8.0) -> None:
+        from pytorch_accelerated.callbacks.spikes import checked_threshold
+
         self.threshold = checked_threshold(threshold)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
         """Judge the loss."""
+        from pytorch_accelerated.callbacks.spikes import WINDOW, find_spikes
+
         if "loss" not in (logs or {}):
             return
         entries = (entry for entry in reversed(state.log_history) if "loss" in entry)
@@ -296,7 +306,7 @@ class ProgressCallback(TrainerCallback):
         self._training: Progress | None = None
         self._evaluation: Progress | None = None
         self._table: LogTable | None = None  # while a training runs, where it is shown
-        self._page: NotebookPage | None = None
+        self._page: Any = None
         self._started = 0.0
         self._speed: float | None = None
         self._saved: Path | None = None
@@ -311,7 +321,7 @@ class ProgressCallback(TrainerCallback):
         self._started, self._speed, self._saved, self._end = time.perf_counter(), None, None, RunEnd()
         self._table = LogTable(_watched(args), state.log_history)
         if can_display():
-            self._page = NotebookPage(MINOR_COLUMNS)
+            self._page = new_page(MINOR_COLUMNS)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
         self._training = self._begin(state, "training", state.max_steps, **options)
 

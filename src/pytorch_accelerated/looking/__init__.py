@@ -1,8 +1,23 @@
 """What `Trainer.preflight`, `Trainer.find_lr` and `Trainer.summary` return."""
 
-from pytorch_accelerated.looking.batch_facts import BatchFacts, EntryFacts
+from typing import TYPE_CHECKING, Any
+
 from pytorch_accelerated.looking.learning_rates import LearningRateTest
-from pytorch_accelerated.looking.preflight import PreflightReport
-from pytorch_accelerated.looking.summary import ModuleFacts, TrainingSummary
+from pytorch_accelerated.looking.preflight import BatchFacts, EntryFacts, PreflightReport
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.looking.summary import ModuleFacts, TrainingSummary
 
 __all__ = ["BatchFacts", "EntryFacts", "LearningRateTest", "ModuleFacts", "PreflightReport", "TrainingSummary"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ModuleFacts", "TrainingSummary"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pytorch_accelerated.looking import summary
+
+    return getattr(summary, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

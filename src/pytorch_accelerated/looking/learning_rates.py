@@ -26,19 +26,10 @@ if TYPE_CHECKING:
 _FEWEST_UPDATES = 20  # fewer make no curve
 _SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a share of all updates
 _LEAST_FALL = 0.05  # of the loss, as a share of where it began, below which there is no suggestion
-# What `train` takes and the test determines itself.
-_NOT_TAKEN = (
-    *("num_epochs", "max_num_train_steps", "max_duration", "overfit_batches"),
-    *("eval_dataset", "create_scheduler_fn", "resume_from"),
-)
-_FORCED = {
-    "create_scheduler_fn": None,
-    "eval_dataset": None,
-    "num_epochs": None,
-    "nonfinite_policy": None,
-    "reset_run_history": True,
-    "resume_from": None,
-}
+# What the test determines itself.
+_NONE = ("num_epochs", "eval_dataset", "create_scheduler_fn", "resume_from")
+_NOT_TAKEN = (*_NONE, "max_num_train_steps", "max_duration", "overfit_batches")
+_FORCED = {**dict.fromkeys((*_NONE, "nonfinite_policy")), "reset_run_history": True}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

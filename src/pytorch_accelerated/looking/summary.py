@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.looking.batch_facts import BatchFacts, facts_of, shape_in_words
+from pytorch_accelerated.looking.preflight import BatchFacts, facts_of, shape_in_words
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
-from pytorch_accelerated.models.held import held_parts, optimizers_of
-from pytorch_accelerated.progress.screen import aligned
-from pytorch_accelerated.trees import tensors_in
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated import Trainer
 
 _NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers beside them, a table of 80 columns
 _HEADER = ("module", "output", "parameters")
@@ -89,20 +87,18 @@ class TrainingSummary:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __repr__(self) -> str:
-        cells = [
-            (_cut(_label(one), _NAME_WIDTH), _cut(shape_in_words(one.output_shape), _SHAPE_WIDTH), _number(one))
-            for one in self.modules
-        ]
-        head, *rows = aligned([_HEADER, *cells], right=[2])
-        rule = "-" * max(map(len, [head, *rows]))
+        cells = [_HEADER, *map(_cells, self.modules)]
+        name, shape, number = (max(map(len, column)) for column in zip(*cells, strict=True))
+        head, *rows = [f"{one:<{name}}  {two:<{shape}}  {three:>{number}}" for one, two, three in cells]
+        rule = "-" * len(head)
         if any(one.trainable < one.parameters for one in self.modules):
             rows.append("(in brackets: not trained)")
         batch = textwrap.indent(str(self.batch), "  ")
-        facts = aligned([(f"{name}:", value) for name, value in self._facts])
+        facts = [f"{f'{name}:':<11}  {value}" for name, value in self._facts.items()]
         return "\n".join([head, rule, *rows, rule, "first batch:", batch, *facts])
 
     @property
-    def _facts(self) -> list[tuple[str, str]]:
+    def _facts(self) -> dict[str, str]:
         share = self.trainable / self.parameters if self.parameters else 0.0
         sizes = {
             "parameters": self.parameter_bytes,
@@ -111,12 +107,12 @@ class TrainingSummary:
             "activations": self.activation_bytes,
         }
         of_batches = "" if self.batches == 1 else f" of {self.batches} batches"
-        return [
-            ("parameters", f"{self.parameters:,}, of which {self.trainable:,} are trained ({share:.1%})"),
-            ("memory", f"at least {_bytes(self.memory_bytes)} for an update"),
-            ("  made of", ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())),
-            ("operations", f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward"),
-        ]
+        return {
+            "parameters": f"{self.parameters:,}, of which {self.trainable:,} are trained ({share:.1%})",
+            "memory": f"at least {_scaled(self.memory_bytes)}B for an update",
+            "  made of": ", ".join(f"{name} {_scaled(size)}B" for name, size in sizes.items()),
+            "operations": f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward",
+        }
 
 
 def summarise(
@@ -135,11 +131,12 @@ def summarise(
     watching = _OneUpdate()
     with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
         counter = FlopCounterMode(display=False)
-        with _shapes_of_outputs(trainer.get_model()) as shapes, watching.activations(), counter:
+        with _shapes_of_outputs(trainer.get_model()) as shapes, watching.noting(), counter:
             trainer.train(train_dataset, None, **arguments)
         model = trainer.get_model()
         parameters = list(model.parameters())
-        trained = _trained(trainer)
+        stepped = watching.stepped or set(map(id, parameters))
+        trained = {id(each) for each in parameters if each.requires_grad and id(each) in stepped}
         return TrainingSummary(
             modules=tuple(_modules(model, shapes, depth, trained)),
             batch=watching.batch,
@@ -155,19 +152,30 @@ def summarise(
 
 
 class _OneUpdate(TrainerCallback):
-    """Notes what one update keeps in memory."""
+    """Notes what one update keeps in memory.
+
+    Attributes:
+        batch: what its first batch looks like.
+        batches: how many it has.
+        stepped: the ids of the parameters of the optimizers that made a step, whoever has them.
+    """
 
     def __init__(self) -> None:
         self.batch = BatchFacts(())
         self.batches = self.gradient_bytes = self.optimizer_bytes = self.activation_bytes = 0
+        self.stepped: set[int] = set()
         self._kept: dict[tuple[int, int], int] = {}  # sizes by address and size: views of the same values count once
         self._own: set[int] = set()  # addresses of parameters and buffers
 
     @contextlib.contextmanager
-    def activations(self) -> Iterator[None]:
-        """Context in which tensors that autograd keeps are counted."""
-        with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
-            yield
+    def noting(self) -> Iterator[None]:
+        """Context in which tensors that autograd keeps are counted, and optimizers are noticed."""
+        hook = register_optimizer_step_post_hook(self._note_optimizer)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
+                yield
+        finally:
+            hook.remove()
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         model = trainer.get_model()
@@ -184,10 +192,10 @@ class _OneUpdate(TrainerCallback):
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
 
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        optimizers = optimizers_of(trainer, held_parts(trainer)).values()
-        states = [state for one in optimizers for state in one.state.values()]
-        self.optimizer_bytes = _size(tensors_in([list(state.values()) for state in states]))
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.stepped |= {id(each) for group in optimizer.param_groups for each in group["params"]}
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        self.optimizer_bytes += _size([value for value in values if isinstance(value, torch.Tensor)])
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         if _address(tensor) not in self._own:
@@ -202,7 +210,7 @@ def _shapes_of_outputs(model: nn.Module) -> Iterator[dict[nn.Module, tuple[int, 
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        tensor = next(iter(tensors_in(output)), None)
+        tensor = _first_tensor(output)
         if tensor is not None:
             shapes.setdefault(module, tuple(tensor.shape))
 
@@ -212,12 +220,11 @@ def _shapes_of_outputs(model: nn.Module) -> Iterator[dict[nn.Module, tuple[int, 
         yield shapes
 
 
-def _trained(trainer: Trainer) -> set[int]:
-    """The ids of the parameters that require gradients and that an optimizer has; of all of them without optimizers."""
-    optimizers = optimizers_of(trainer, held_parts(trainer)).values()
-    stepped = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
-    wanted = [each for each in trainer.get_model().parameters() if each.requires_grad]
-    return {id(each) for each in wanted if id(each) in stepped or not stepped}
+def _first_tensor(data: Any) -> torch.Tensor | None:
+    if isinstance(data, torch.Tensor):
+        return data
+    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, (tuple, list)) else ()
+    return next((tensor for tensor in map(_first_tensor, parts) if tensor is not None), None)
 
 
 def _modules(
@@ -245,22 +252,15 @@ def _size(tensors: list[torch.Tensor]) -> int:
     return sum({id(each): each.numel() * each.element_size() for each in tensors}.values())
 
 
-def _label(one: ModuleFacts) -> str:
-    return "  " * one.depth + (one.name if one.depth == 0 else f"{one.name}: {one.kind}")
-
-
-def _number(one: ModuleFacts) -> str:
-    if not one.parameters:
-        return "-"
-    return f"{one.parameters:,}" if one.trainable else f"({one.parameters:,})"
+def _cells(one: ModuleFacts) -> tuple[str, str, str]:
+    label = "  " * one.depth + (one.name if one.depth == 0 else f"{one.name}: {one.kind}")
+    number = f"{one.parameters:,}" if one.trainable else f"({one.parameters:,})"
+    shape = shape_in_words(one.output_shape)
+    return _cut(label, _NAME_WIDTH), _cut(shape, _SHAPE_WIDTH), number if one.parameters else "-"
 
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _bytes(size: float) -> str:
-    return f"{_scaled(size)}B"
 
 
 def _scaled(number: float) -> str:

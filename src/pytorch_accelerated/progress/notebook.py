@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import collections
 import html
-import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.optional import require
-from pytorch_accelerated.progress.formats import format_clock, format_duration
-from pytorch_accelerated.progress.progress import Snapshot
-from pytorch_accelerated.progress.table import GrowingTable
+from pytorch_accelerated.progress.text import GrowingTable, format_duration
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.progress.bars import Snapshot
 
 _SECONDS_BETWEEN_UPDATES = 0.25
 # More rows than this would fill the screen while the run continues, or a saved notebook.
@@ -26,14 +25,6 @@ _BAR = "display:inline-block;width:16em;height:.5em;margin:0 .8em;border-radius:
 _FILLED = "display:block;height:100%;border-radius:.25em;background:#4c8bf5;width"
 _NUMBERS = "font-variant-numeric:tabular-nums"
 _CELL = f"padding:.15em .8em;text-align:right;white-space:nowrap;{_NUMBERS}"
-
-
-def can_display() -> bool:
-    """Whether this process is the kernel of a notebook. Those that it forks cannot reach the cell's output."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    is_kernel = shell is not None and "IPKernelApp" in getattr(shell, "config", {})
-    return is_kernel and multiprocessing.parent_process() is None
 
 
 class NotebookPage:
@@ -58,9 +49,9 @@ class NotebookPage:
         self._due = 0.0
         self._is_closed = False
 
-    def new_bar(self) -> PageBar:
-        """The display of a pass within the run."""
-        return PageBar(self)
+    def new_bar(self, *, is_alone: bool = False) -> PageBar:
+        """The display of a pass within the run; or of one that has this page for itself, and ends as a line."""
+        return PageBar(self, is_alone=is_alone)
 
     def add_row(self, cells: Mapping[str, str]) -> None:
         """Add a row to the table. A value that ends with "*" is the best so far; the last such row is bold."""
@@ -116,7 +107,9 @@ class NotebookPage:
             "text/html": f"<div style='overflow-x:auto'>{''.join(content)}</div>",
             "text/plain": "\n".join([*lines, *notes]),
         }
-        display = require("IPython.display", needed_by="The display of a run in a notebook")
+        from IPython import display as of_ipython
+
+        display: Any = of_ipython
         if self._display_id is None:
             self._display_id = display.display(data, raw=True, display_id=True).display_id
         else:
@@ -124,15 +117,16 @@ class NotebookPage:
 
 
 class PageBar:
-    """One pass over some data, shown on the page of its run; or on a page of its own, where it ends as a line.
+    """One pass over some data, shown on a page.
 
     Args:
-        page: of the run, if there is one.
+        page: the page.
+        is_alone: whether the page has only this pass, and ends with a line about it.
     """
 
-    def __init__(self, page: NotebookPage | None = None) -> None:
-        self._page = page or NotebookPage()
-        self._is_alone = page is None
+    def __init__(self, page: NotebookPage, *, is_alone: bool) -> None:
+        self._page = page
+        self._is_alone = is_alone
         self._last: Snapshot | None = None
         self._started = 0.0
 
@@ -173,8 +167,6 @@ def _row(kind: str, cells: Iterable[str], style: str) -> str:
 def _of_bar(snapshot: Snapshot) -> str:
     share = min(snapshot.done / snapshot.total, 1.0) if snapshot.total else None
     bar = "" if share is None else f"<span style='{_BAR}'><span style='{_FILLED}:{share:.1%}'></span></span>"
-    left = f"{snapshot.time_left} left" if snapshot.time_left else ""
-    facts = [f"{name} {value}" for name, value in snapshot.facts.items()]
-    words = ", ".join(filter(None, [snapshot.count, format_clock(snapshot.seconds), left, snapshot.throughput, *facts]))
+    words = f"{snapshot.count}, {snapshot.words}"
     gap = " " if bar else ": "
     return f"<div style='{_NUMBERS}'>{html.escape(snapshot.label)}{bar or gap}{html.escape(words)}</div>"

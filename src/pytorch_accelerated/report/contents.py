@@ -7,16 +7,35 @@ import html
 import importlib.resources
 import json
 import math
+import os
+import platform
+import re
+import shlex
 import string
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity
+import torch
+
+from pytorch_accelerated.tracking import (
+    MetricRecord,
+    RunHistory,
+    StepRecord,
+    greater_is_better,
+    hyperparameters_of,
+    role_and_quantity,
+)
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
 
 _MAX_MAIN_METRICS = 3
 _MOST_EXACT = 2**53  # browsers round larger integers, such as seeds
-
+_PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
+_SECRET = r"[^\0=]*(?i:token|password|passwd|secret|api[-_]?key|credential)[^\0=]*"
 
 DATA_BEGINS = '<script id="run-data" type="application/json">'
 DATA_ENDS = "</script>"
@@ -58,6 +77,27 @@ class RunContents:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     predictions: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def read_history(
+        self, history: RunHistory, watched: Mapping[str, bool] | None = None, evaluation_sets: Iterable[str] = ()
+    ) -> None:
+        """Take curves, best values and sizes from the history of the run.
+
+        Args:
+            history: of the run.
+            watched: whether greater is better, by the names of the metrics that callbacks watch. For others, words in
+                their names tell it: less loss or error is better, more accuracy, precision, recall, F1 and so on.
+            evaluation_sets: their names, which become part of the role: `eval_clean_loss` is the loss of "eval clean".
+        """
+        steps = history.step_records
+        self.metrics = _metric_columns(history.records, evaluation_sets)
+        self.steps = _step_columns(steps)
+        self.best = _best_values(self.metrics, history, watched or {})
+        ends = [each.epoch for each in history.records[-1:]] + [each.epoch for each in steps[-1:]]
+        self.state |= {"epoch": max(ends, default=0), "updates": history.updates_done}
+        if steps and steps[-1].seconds:
+            seconds = steps[-1].seconds
+            self.state |= {"seconds": seconds, "samples_per_second": steps[-1].samples / seconds}
+
     def to_json(self) -> dict[str, Any]:
         """The fields, with the names of numbers that JSON lacks ("nan", "inf", "-inf") in their place."""
         return {field.name: _json_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -78,13 +118,8 @@ class RunContents:
         return contents
 
 
-def metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """The numbers among the records by metric, each with its lists of epochs, updates and values.
-
-    Args:
-        records: of a run.
-        evaluation_sets: their names, which become part of the role: `eval_clean_loss` is the loss of "eval clean".
-    """
+def _metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[str]) -> list[dict[str, Any]]:
+    """The numbers among the records by metric, each with its lists of epochs, updates and values."""
     sets = [name for name in evaluation_sets if name]
     columns: dict[str, dict[str, Any]] = {}
     for record in records:
@@ -106,7 +141,7 @@ def metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[st
     return list(columns.values())
 
 
-def step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
+def _step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
     """The step records as one list for each field, and one for each parameter group's learning rates."""
     columns: dict[str, Any] = {field: [getattr(record, field) for record in records] for field in StepRecord._fields}
     groups = max((len(rates) for rates in columns["learning_rates"]), default=0)
@@ -116,25 +151,19 @@ def step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
     return columns
 
 
-def best_values(metrics: Iterable[Mapping[str, Any]], watched: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """The best value of each metric for which better is known, with its place.
-
-    Args:
-        metrics: the result of `metric_columns`.
-        watched: whether greater is better, by the names of the metrics that callbacks watch. For others, words in
-            their names tell it: less loss or error is better, more accuracy, precision, recall, F1 and so on.
-    """
+def _best_values(
+    metrics: Iterable[Mapping[str, Any]], history: RunHistory, watched: Mapping[str, bool]
+) -> list[dict[str, Any]]:
+    """The best value of each metric for which better is known, with its place."""
     best = []
     for metric in metrics:
-        greater = watched.get(metric["name"], greater_is_better(metric["quantity"]))
-        places = [place for place, value in enumerate(metric["value"]) if not math.isnan(value)]
-        if greater is None or not places:
-            continue
-        values = metric["value"]
-        place = (max if greater else min)(places, key=values.__getitem__)
-        facts = {name: metric[name] for name in ("name", "role")}
-        at = {"value": values[place], "epoch": metric["epoch"][place], "update": metric["update"][place]}
-        best.append({**facts, **at, "last": values[-1], "is_main": metric["name"] in watched})
+        name = metric["name"]
+        greater = watched.get(name, greater_is_better(metric["quantity"]))
+        record = None if greater is None else history.best_record(name, greater)
+        if record is not None:
+            place = {"value": record.value, "epoch": record.epoch, "update": record.update}
+            facts = {"name": name, "role": metric["role"], "last": metric["value"][-1], "is_main": name in watched}
+            best.append({**facts, **place})
     evaluated = [each for each in best if each["role"] not in ("train", "training")]
     main = [each for each in best if each["is_main"]]
     for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:
@@ -154,10 +183,14 @@ def _json_value(value: Any) -> Any:
     return value
 
 
-def page_of(runs: Sequence[RunContents], title: str) -> str:
-    """The page that shows `runs`: a report of one, or a comparison of several."""
+def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
+    """Write the page that shows `runs`: a report of one, or a comparison of several. It is whole at any time.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     data = json.dumps({"runs": [run.to_json() for run in runs]}, allow_nan=False, separators=(",", ":"))
-    return string.Template(_file("page.html")).substitute(
+    page = string.Template(_file("page.html")).substitute(
         title=html.escape(title),
         chart_style=_file("vendored/uplot/uPlot.min.css"),
         style=_file("page.css"),
@@ -165,6 +198,10 @@ def page_of(runs: Sequence[RunContents], title: str) -> str:
         chart_script=_file("vendored/uplot/uPlot.iife.min.js"),
         script=_file("page.js"),
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
 
 
 def data_in(page: str) -> str | None:
@@ -176,3 +213,53 @@ def data_in(page: str) -> str | None:
 
 def _file(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def model_facts(trainer: Trainer) -> dict[str, Any]:
+    """What is trained, and by what."""
+    parts = trainer.model, trainer.optimizer, trainer.scheduler
+    values = hyperparameters_of(*parts, own={"loss": trainer.loss_func})
+    return {"class": values.pop("model")} | {name.removeprefix("model."): value for name, value in values.items()}
+
+
+def environment_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
+    """Versions, device, host, command line and git commit. Values of options that look like secrets are left out."""
+    versions = {name: getattr(sys.modules[name], "__version__", "?") for name in _PACKAGES if name in sys.modules}
+    facts: dict[str, Any] = {"device": str(device)}
+    if device.type == "cuda":
+        facts["device"] = f"{torch.cuda.get_device_name(device)} ({device})"
+        facts["cuda"] = torch.version.cuda
+    facts |= {
+        "processes": num_processes,
+        "processor_cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name.replace("_", "-"): str(version) for name, version in versions.items()},
+        "system": platform.platform(),
+        "host": platform.node(),
+        "command": "a notebook" if _is_kernel() else shlex.join(_without_secrets(sys.argv)),
+        "folder": os.getcwd(),
+    }
+    commit = _git_commit()
+    return facts if commit is None else {**facts, "git_commit": commit}
+
+
+def _is_kernel() -> bool:
+    """Whether the command line is that of a notebook's kernel, which says nothing about the notebook."""
+    return Path(sys.argv[0]).name.endswith("kernel_launcher.py")
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    text = re.sub(f"({_SECRET}=)[^\\0]*", r"\1***", "\0".join(arguments))
+    return re.sub(f"(-{_SECRET}\\0)(?!-)[^\\0]+", r"\1***", text).split("\0")
+
+
+def _git_commit() -> str | None:
+    """The commit of the folder of the script or notebook, and whether files were changed since; None without one."""
+    script = Path(sys.argv[0] or ".")
+    folder = script.parent if script.is_file() and not _is_kernel() else Path()
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty= with changes"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -2,64 +2,62 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from pytorch_accelerated.progress.images import as_data_uri, looks_like_image
+from torch.nn import functional
 
 _MAX_CLASSES = 1000  # counts of more would take too much memory
 _MAX_SHOWN_CLASSES = 30  # of a matrix, and of the table by class
 _MAX_SCATTERED = 1000
 _MAX_INPUT_ELEMENTS = 1_000_000  # of one sample; larger ones are not kept
 _MAX_SHOWN_VALUES = 64
+_MAX_SIDE = 128  # pixels of a picture: a dozen of them add some hundred kilobytes to a page
+_MIN_SIDE = 4
 
 
-@dataclasses.dataclass
-class Rows:
-    """Some samples: their loss, position in the evaluation (-1 if unknown), truth, prediction, confidence and inputs.
+# Some samples, by column: "loss", "position" in the evaluation (-1 if unknown), "truth", "prediction", with classes
+# "confidence", and "inputs" if they are kept.
+Rows = dict[str, torch.Tensor]
 
-    The confidence is NaN without classes, and inputs are None if they are not kept.
-    """
 
-    loss: torch.Tensor
-    position: torch.Tensor
-    truth: torch.Tensor
-    prediction: torch.Tensor
-    confidence: torch.Tensor
-    inputs: torch.Tensor | None
+def _worst(rows: Rows, number: int) -> Rows:
+    """The `number` samples with the highest loss, the highest first. NaN is the highest of all."""
+    places = rows["loss"].topk(min(number, len(rows["loss"]))).indices
+    return {name: column[places] for name, column in rows.items()}
 
-    def worst(self, number: int) -> Rows:
-        """The `number` samples with the highest loss, the highest first. NaN is the highest of all."""
-        places = self.loss.topk(min(number, len(self.loss))).indices
-        parts = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return Rows(*(None if part is None else part[places] for part in parts))  # type: ignore[arg-type]
 
-    def joined(self, others: Sequence[Rows]) -> Rows:
-        """These samples and `others`; without inputs where those have different shapes."""
-        every = (self, *others)
-        columns = {field.name: [getattr(rows, field.name) for rows in every] for field in dataclasses.fields(self)}
-        inputs = columns.pop("inputs")
-        has_inputs = all(part is not None and part.shape[1:] == inputs[0].shape[1:] for part in inputs)
-        parts = {name: torch.cat(column) for name, column in columns.items()}
-        return Rows(**parts, inputs=torch.cat(inputs) if has_inputs else None)
-
-    def cpu(self) -> Rows:
-        """Copies in host memory."""
-        parts = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return Rows(*(None if part is None else part.cpu() for part in parts))  # type: ignore[arg-type]
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """The samples of all parts, without columns of different shapes."""
+    shapes = [{name: column.shape[1:] for name, column in rows.items()} for rows in parts]
+    common = [name for name, shape in shapes[0].items() if all(other.get(name) == shape for other in shapes)]
+    return {name: torch.cat([rows[name] for rows in parts]) for name in common}
 
 
 @dataclasses.dataclass
 class Collected:
-    """What one rank has collected, in host memory. Ranks exchange it."""
+    """What one rank has collected, in host memory. Ranks exchange it.
 
-    counts: torch.Tensor | None
-    rows: Rows | None
-    truth: torch.Tensor | None
-    prediction: torch.Tensor | None
+    Attributes:
+        counts: of classes; rows are those that are true.
+        rows: the samples with the highest loss.
+        scatter: two rows of values: what is true, and what is predicted.
+    """
+
+    counts: torch.Tensor | None = None
+    rows: Rows | None = None
+    scatter: torch.Tensor | None = None
+
+    def cpu(self) -> Collected:
+        """A copy in host memory. Waits for the device."""
+        counts, scatter = (None if part is None else part.cpu() for part in (self.counts, self.scatter))
+        rows = None if self.rows is None else {name: column.cpu() for name, column in self.rows.items()}
+        return Collected(counts, rows, scatter)
 
 
 class PredictionsOfEvaluation:
@@ -78,12 +76,7 @@ class PredictionsOfEvaluation:
     def __init__(self, num_samples: int, *, is_binary: bool) -> None:
         self._num_samples = num_samples
         self._is_binary = is_binary
-        self._counts: torch.Tensor | None = None
-        self._num_classes = 0
-        self._rows: Rows | None = None
-        self._truth: list[torch.Tensor] = []
-        self._prediction: list[torch.Tensor] = []
-        self._scattered = 0
+        self._found = Collected()
 
     def add(self, outputs: Any, targets: Any, inputs: Any, start: int | None = None) -> None:
         """Collect from a batch.
@@ -110,57 +103,44 @@ class PredictionsOfEvaluation:
         else:
             return
         if self._num_samples:
-            rows.inputs = self._kept_inputs(inputs, len(outputs))
-            if start is not None:
-                rows.position = torch.arange(start, start + len(outputs), device=outputs.device)
-            rows = rows.worst(self._num_samples)
-            same_kind = self._rows is not None and self._rows.truth.shape[1:] == rows.truth.shape[1:]
-            self._rows = self._rows.joined([rows]).worst(self._num_samples) if same_kind and self._rows else rows
+            if isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) == len(outputs):
+                rows |= {"inputs": inputs} if inputs[0].numel() <= _MAX_INPUT_ELEMENTS else {}
+            positions = torch.arange(len(outputs), device=outputs.device)
+            rows["position"] = torch.full_like(positions, -1) if start is None else positions + start
+            worst = _worst(rows, self._num_samples)
+            before = self._found.rows
+            if before is not None and before["truth"].shape[1:] == worst["truth"].shape[1:]:
+                worst = _worst(_joined([before, worst]), self._num_samples)
+            self._found.rows = worst
 
     def on_host(self) -> Collected:
         """What was collected. Waits for the device."""
-        counts = None if self._counts is None else self._counts[:-1].reshape(self._num_classes, -1).cpu()
-        truth, prediction = (torch.cat(parts).cpu() if parts else None for parts in (self._truth, self._prediction))
-        return Collected(counts, None if self._rows is None else self._rows.cpu(), truth, prediction)
+        return self._found.cpu()
 
     def _classified(self, logits: torch.Tensor, targets: torch.Tensor) -> Rows:
-        num_classes = logits.shape[1]
+        num_classes, found = logits.shape[1], self._found
         is_counted = (targets >= 0) & (targets < num_classes)  # others are to be ignored, such as -100
         truth = torch.where(is_counted, targets, 0)
         log_probabilities = logits.log_softmax(dim=1)
         confidence, prediction = log_probabilities.max(dim=1)
         loss = -log_probabilities.gather(1, truth[:, None])[:, 0]
-        if num_classes <= _MAX_CLASSES and self._num_classes in (0, num_classes):
-            if self._counts is None:
-                self._num_classes = num_classes
-                self._counts = torch.zeros(num_classes**2 + 1, dtype=torch.long, device=logits.device)
-            places = torch.where(is_counted, truth * num_classes + prediction, num_classes**2)
-            self._counts.index_put_((places,), torch.ones_like(places), accumulate=True)
+        if found.counts is None and num_classes <= _MAX_CLASSES:
+            found.counts = torch.zeros(num_classes, num_classes, dtype=torch.long, device=logits.device)
+        if found.counts is not None and len(found.counts) == num_classes:
+            found.counts.index_put_((truth, prediction), is_counted.long(), accumulate=True)
         loss = torch.where(is_counted, loss, -torch.inf)
-        return Rows(loss, _unknown(loss), targets, prediction, confidence.exp(), None)
+        return {"loss": loss, "truth": targets, "prediction": prediction, "confidence": confidence.exp()}
 
     def _estimated(self, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
-        missing = _MAX_SCATTERED - self._scattered
-        if missing > 0:
-            part = targets.reshape(-1)[:missing].clone()
-            self._truth.append(part)
-            self._prediction.append(outputs.reshape(-1)[:missing].clone())
-            self._scattered += len(part)
-        loss = (outputs - targets).square().mean(dim=1)
-        return Rows(loss, _unknown(loss), targets, outputs, torch.full_like(loss, torch.nan), None)
-
-    @staticmethod
-    def _kept_inputs(inputs: Any, samples: int) -> torch.Tensor | None:
-        is_kept = isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) == samples
-        return inputs if is_kept and inputs[0].numel() <= _MAX_INPUT_ELEMENTS else None
-
-
-def _unknown(loss: torch.Tensor) -> torch.Tensor:
-    return torch.full(loss.shape, -1, device=loss.device)
+        before = outputs.new_empty(2, 0) if self._found.scatter is None else self._found.scatter
+        if before.shape[1] < _MAX_SCATTERED:
+            pairs = torch.stack([targets.reshape(-1), outputs.reshape(-1)])
+            self._found.scatter = torch.cat([before, pairs[:, : _MAX_SCATTERED - before.shape[1]]], dim=1)
+        return {"loss": (outputs - targets).square().mean(dim=1), "truth": targets, "prediction": outputs}
 
 
 def describe(
-    everyones: Sequence[Collected],
+    per_rank: Sequence[Collected],
     num_samples: int,
     class_names: Sequence[str] | None,
     of: str,
@@ -169,20 +149,20 @@ def describe(
     """What a page shows of the predictions of an evaluation: `of`, and `classes`, `scatter` and `samples` or None.
 
     Args:
-        everyones: what each rank has collected.
+        per_rank: what each rank has collected.
         num_samples: how many samples to show.
         class_names: names by class; None for numbers.
         of: what the predictions are from, in words.
         index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
     """
-    counts = [each.counts for each in everyones if each.counts is not None]
+    counts = [each.counts for each in per_rank if each.counts is not None]
     has_one_size = len({len(each) for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
     return {
         "of": of,
         "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
-        "scatter": _describe_scatter(everyones),
-        "samples": _describe_rows([each.rows for each in everyones if each.rows], num_samples, class_names, index_of),
+        "scatter": _describe_scatter([each.scatter for each in per_rank if each.scatter is not None]),
+        "samples": _describe_rows([each.rows for each in per_rank if each.rows], num_samples, class_names, index_of),
     }
 
 
@@ -215,16 +195,12 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) ->
     }
 
 
-def _describe_scatter(everyones: Sequence[Collected]) -> dict[str, Any] | None:
-    parts = [
-        (each.truth, each.prediction) for each in everyones if each.truth is not None and each.prediction is not None
-    ]
+def _describe_scatter(parts: Sequence[torch.Tensor]) -> dict[str, Any] | None:
     if not parts:
         return None
-    each = -(-_MAX_SCATTERED // len(parts))
-    truth, prediction = (torch.cat([pair[side][:each] for pair in parts]).double() for side in (0, 1))
-    is_finite = truth.isfinite() & prediction.isfinite()
-    return {"truth": truth[is_finite].tolist(), "prediction": prediction[is_finite].tolist()}
+    pairs = torch.cat([part[:, : -(-_MAX_SCATTERED // len(parts))] for part in parts], dim=1).double()
+    truth, prediction = pairs[:, pairs.isfinite().all(dim=0)].tolist()
+    return {"truth": truth, "prediction": prediction}
 
 
 def _describe_rows(
@@ -233,27 +209,26 @@ def _describe_rows(
     class_names: Sequence[str] | None,
     index_of: Callable[[int], int | None],
 ) -> dict[str, Any] | None:
-    if not parts or len({rows.truth.shape[1:] for rows in parts}) > 1:
+    if not parts or len({rows["truth"].shape[1:] for rows in parts}) > 1:
         return None
-    worst = parts[0].joined(parts[1:]).worst(num_samples)
-    has_classes = worst.truth.ndim == 1
+    worst = _worst(_joined(parts), num_samples)
+    has_classes = "confidence" in worst
     described = []
-    for place, loss in enumerate(worst.loss.tolist()):
+    for place, loss in enumerate(worst["loss"].tolist()):
         if loss == -torch.inf:
             continue  # not counted in the loss
-        truth, prediction, position = worst.truth[place], worst.prediction[place], int(worst.position[place])
+        truth, prediction, position = (worst[name][place] for name in ("truth", "prediction", "position"))
         row: dict[str, Any] = {
             "loss": loss,
-            "index": None if position < 0 else index_of(position),
+            "index": None if position < 0 else index_of(int(position)),
             "target": _name(int(truth), class_names) if has_classes else _numbers(truth),
             "prediction": _name(int(prediction), class_names) if has_classes else _numbers(prediction),
             "is_right": bool(truth == prediction) if has_classes else None,
-            "confidence": float(worst.confidence[place]) if has_classes else None,
+            "confidence": float(worst["confidence"][place]) if has_classes else None,
         }
-        if worst.inputs is not None:
-            inputs = worst.inputs[place]
-            is_image = looks_like_image(inputs)
-            row |= {"image": as_data_uri(inputs)} if is_image else {"values": _numbers(inputs)}
+        if "inputs" in worst:
+            inputs = worst["inputs"][place]
+            row |= {"image": as_data_uri(inputs)} if looks_like_image(inputs) else {"values": _numbers(inputs)}
         described.append(row)
     kind = "cross entropy" if has_classes else "squared error"
     return {"rows": described, "what": f"The samples with the highest {kind}, the highest first."}
@@ -271,3 +246,41 @@ def _ratio(part: int, whole: int) -> float | None:
 
 def _name(index: int, class_names: Sequence[str] | None) -> str:
     return str(class_names[index]) if class_names is not None and 0 <= index < len(class_names) else str(index)
+
+
+def looks_like_image(row: torch.Tensor) -> bool:
+    """Whether an input can be shown as a picture: channels (1, 3 or 4), height and width; or height and width alone."""
+    is_channels_first = row.ndim == 3 and row.shape[0] in (1, 3, 4)
+    return (is_channels_first or row.ndim == 2) and min(row.shape[-2:]) >= _MIN_SIDE
+
+
+def as_data_uri(row: torch.Tensor) -> str:
+    """A picture of an input for which `looks_like_image` holds, as the ``src`` of an HTML image.
+
+    Args:
+        row: on the CPU; channels, height and width, or height and width.
+    """
+    pixels = row.detach().to(torch.float32)[None] if row.ndim == 2 else row.detach().to(torch.float32)[:3]
+    if max(pixels.shape[1:]) > _MAX_SIDE:
+        scale = _MAX_SIDE / max(pixels.shape[1:])
+        height, width = (max(1, round(side * scale)) for side in pixels.shape[1:])
+        pixels = functional.adaptive_avg_pool2d(pixels, (height, width))
+    return "data:image/png;base64," + base64.b64encode(_as_png(pixels)).decode("ascii")
+
+
+def _as_png(pixels: torch.Tensor) -> bytes:
+    """A PNG file of one channel (grey) or three (red, green, blue), with height and width.
+
+    Values are stretched to the whole range from black to white, because inputs are usually normalised.
+    """
+    pixels = torch.nan_to_num(pixels, nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = pixels.min(), pixels.max()
+    raw_bytes = ((pixels - low) * (255 / (high - low).clamp(min=1e-12))).round().to(torch.uint8)
+    channels, height, width = raw_bytes.shape
+    lines = [b"\0" + line.contiguous().numpy().tobytes() for line in raw_bytes.permute(1, 2, 0)]  # 0: not filtered
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(lines), 9)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.policy import read_metric_records, read_step_records
-from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
-from pytorch_accelerated.report.contents import RunContents, best_values, data_in, metric_columns, page_of, step_columns
-from pytorch_accelerated.tracking.history import LoggedHistory
-from pytorch_accelerated.tracking.step_records import StepRecord, samples_per_second
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.report.contents import RunContents, data_in, write_page
+from pytorch_accelerated.tracking import LoggedHistory
+from pytorch_accelerated.utils import read_run_history
 
 _MAY_BE = (
     "A run is a page that ReportCallback has written (.html), a training state or a folder of several, or a "
@@ -32,23 +26,29 @@ def read_run(path: Path) -> RunContents:
     Raises:
         RunFileError: if it is nothing of that kind, or damaged.
     """
-    source = path
-    if path.is_dir():
-        state = path if (path / _LOG_HISTORY_FILE).is_file() else find_state(path)
-        has_log = state is not None and (state / _LOG_HISTORY_FILE).is_file()
-        path = state / _LOG_HISTORY_FILE if state is not None and has_log else state or path / "manifest.json"
     try:
-        if path.is_dir():
-            contents = _of_state(path)
+        log = _log_history_in(path)
+        if log is not None:
+            contents = _of_log_history(log)
+        elif path.is_dir():
+            contents = RunContents(name="")
+            contents.read_history(read_run_history(path))
         else:
-            text = path.read_text(encoding="utf-8")
-            contents = _of_log_history(path, text) if path.name == _LOG_HISTORY_FILE else _of_page(text)
+            contents = _of_page(path.read_text(encoding="utf-8"))
     except (*_UNREADABLE, OSError, PytorchAcceleratedError) as error:
         reason = error if isinstance(error, PytorchAcceleratedError) else f"{type(error).__name__}, {error}"
-        raise RunFileError(f"{source} is not a record of a run: {reason}. {_MAY_BE}") from error
-    contents.source = str(source)
-    contents.name = contents.name or source.stem
+        raise RunFileError(f"{path} is not a record of a run: {reason}. {_MAY_BE}") from error
+    contents.source = str(path)
+    contents.name = contents.name or path.stem
     return contents
+
+
+def _log_history_in(path: Path) -> Path | None:
+    """The log history that `path` is or has; of several checkpoints that of the last; None without one."""
+    checkpoints = path.glob(f"checkpoint-*/{_LOG_HISTORY_FILE}")
+    newest_last = sorted(checkpoints, key=lambda file: (len(file.parent.name), file.parent.name))
+    files = [path.with_name(_LOG_HISTORY_FILE) if path.name == _LOG_HISTORY_FILE else path / _LOG_HISTORY_FILE]
+    return next((file for file in [*files, *reversed(newest_last)] if file.is_file()), None)
 
 
 def _of_page(text: str) -> RunContents:
@@ -58,33 +58,14 @@ def _of_page(text: str) -> RunContents:
     return RunContents.from_json(runs[0])
 
 
-def _of_state(state: Path) -> RunContents:
-    facts = read_manifest(state).facts
-    contents = _of_records(read_metric_records(state), read_step_records(state))
-    shown = {name: value for name, value in facts.items() if isinstance(value, (bool, int, float, str))}
-    contents.state |= {name: facts.get(name) for name in ("updates", "epochs") if name in facts}
-    contents.notes = {"training state": state.name, **shown}
-    return contents
-
-
-def _of_log_history(path: Path, text: str) -> RunContents:
-    state = json.loads(text)
-    contents = _of_records(LoggedHistory(state["log_history"]).records, [])
+def _of_log_history(path: Path) -> RunContents:
+    state = json.loads(path.read_text(encoding="utf-8"))
+    contents = RunContents(name="")
+    contents.read_history(LoggedHistory(state["log_history"]))
     contents.state |= {"updates": int(state["global_step"])}
     arguments = path.with_name(_ARGUMENTS_FILE)
     contents.config = dict(json.loads(arguments.read_text(encoding="utf-8"))) if arguments.is_file() else {}
     return contents
-
-
-def _of_records(records: Sequence[MetricRecord], steps: Sequence[StepRecord]) -> RunContents:
-    metrics = metric_columns(records)
-    every: list[tuple[int, int]] = [(each.epoch, each.update) for each in records]
-    every += [(each.epoch, each.update) for each in steps]
-    epochs, updates = zip(*every, strict=True) if every else ((0,), (0,))
-    state: dict[str, Any] = {"epoch": max(epochs), "updates": max(updates)}
-    if steps:
-        state |= {"seconds": steps[-1].seconds, "samples_per_second": samples_per_second(steps)}
-    return RunContents(name="", state=state, metrics=metrics, steps=step_columns(steps), best=best_values(metrics, {}))
 
 
 def write_comparison(runs: Sequence[Path], output: Path) -> None:
@@ -103,6 +84,4 @@ def write_comparison(runs: Sequence[Path], output: Path) -> None:
     for number, run in enumerate(contents, start=1):
         if names.count(run.name) > 1:
             run.name = f"{run.name} ({number})"
-    page = page_of(contents, " · ".join(run.name for run in contents))
-    with replacing(output) as file:
-        disk.write(file, page.encode())
+    write_page(contents, " · ".join(run.name for run in contents), output)

@@ -1,9 +1,21 @@
 """What a run has measured."""
 
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, LoggedHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.timing import EpochTiming
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.tracking.step_records import EpochTiming, StepHistory, StepRecord
+from pytorch_accelerated.tracking.trackers import hyperparameters_of
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity
 
-__all__ = ["EpochTiming", "InMemoryRunHistory", "LossTracker", "MetricRecord", "RunHistory", "StepRecord"]
+__all__ = [
+    "EpochTiming",
+    "InMemoryRunHistory",
+    "LoggedHistory",
+    "LossTracker",
+    "MetricRecord",
+    "RunHistory",
+    "StepHistory",
+    "StepRecord",
+    "greater_is_better",
+    "hyperparameters_of",
+    "role_and_quantity",
+]

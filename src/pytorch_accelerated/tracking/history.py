@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import itertools
@@ -14,12 +13,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.tracking.plotting import PlottedRun, plot_runs
-from pytorch_accelerated.tracking.step_records import StepRecord, joined, records_of, table_of
-from pytorch_accelerated.tracking.timing import EpochTiming
-from pytorch_accelerated.tracking.values import MetricRecord, columns_of, name_in_set, records_in, stored_value
+from pytorch_accelerated.tracking.plotting import plot_runs
+from pytorch_accelerated.tracking.step_records import StepHistory, records_of, table_of
+from pytorch_accelerated.tracking.values import (
+    MetricRecord,
+    columns_of,
+    name_in_set,
+    records_in,
+    stored_value,
+    unknown_metric,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +36,7 @@ _SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_
 _STEP = ("grad_norm", "learning_rate")
 
 
-class RunHistory(ABC):
+class RunHistory(StepHistory, ABC):
     """The metrics of a run. Subclass it to store them elsewhere than `InMemoryRunHistory` does.
 
     A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
@@ -57,10 +61,8 @@ class RunHistory(ABC):
         self.updates_done = 0
         self._metric_records: list[MetricRecord] = []
         self._extremes: dict[str, dict[str, MetricRecord]] = {}
-        self._step_records: list[StepRecord] = []
-        self._timings: list[EpochTiming] = []
+        self._forget_steps()
         self._read_positions: dict[str, int] = {}
-        self._step_read_positions: dict[str, int] = {}
         self.names_not_saved: set[str] = set()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -149,36 +151,6 @@ class RunHistory(ABC):
         """The first of the best finite values of a metric, with its place; None without any."""
         return self._extremes.get(name, {}).get("greatest" if greater_is_better else "least")
 
-    @property
-    def step_records(self) -> Sequence[StepRecord]:
-        """What was measured within the training epochs, in the order of updates.
-
-        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
-        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
-        ``logging_steps``.
-        """
-        return tuple(self._step_records)
-
-    def add_step_record(self, record: StepRecord) -> None:
-        """Record what was measured over some updates. The loop does so."""
-        self._step_records.append(record)
-
-    def join_step_records(self, most: int) -> None:
-        """Join neighbours among the step records until there are `most` at most. The loop does so in a long run."""
-        last_read = {name: self._step_records[end - 1].update for name, end in self._step_read_positions.items() if end}
-        self._step_records = joined(self._step_records, most)
-        ends = [record.update for record in self._step_records]
-        self._step_read_positions = {name: bisect.bisect_right(ends, update) for name, update in last_read.items()}
-
-    @property
-    def timings(self) -> Sequence[EpochTiming]:
-        """How long the training epochs of this process took. They are not part of a saved state."""
-        return tuple(self._timings)
-
-    def add_timing(self, timing: EpochTiming) -> None:
-        """Record how long an epoch took."""
-        self._timings.append(timing)
-
     def read_new_records(self, reader: str) -> list[MetricRecord]:
         """The values recorded since the last call with this `reader`.
 
@@ -192,16 +164,6 @@ class RunHistory(ABC):
         self._read_positions[reader] = len(self._metric_records)
         return self._metric_records[start:]
 
-    def read_new_step_records(self, reader: str) -> list[StepRecord]:
-        """The step records added since the last call with this `reader`; see `read_new_records`.
-
-        Args:
-            reader: any name, for example the `state_key` of a callback.
-        """
-        start = self._step_read_positions.get(reader, 0)
-        self._step_read_positions[reader] = len(self._step_records)
-        return self._step_records[start:]
-
     def delete_metric(self, name: str) -> None:
         """Forget all values of a metric.
 
@@ -211,7 +173,7 @@ class RunHistory(ABC):
             UnknownMetricError: a ValueError, if it has no value.
         """
         if name not in self.get_metric_names():
-            raise self._unknown_metric(name, self.get_metric_names())
+            raise unknown_metric(name, self.get_metric_names())
         self.load_state_dict(with_some_records(self.state_dict(), [each.name != name for each in self._metric_records]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,12 +232,12 @@ class RunHistory(ABC):
         if step_records:
             rows = [record.columns() for record in self._step_records]
             moments = [(int(row.pop("epoch")), int(row.pop("update"))) for row in rows]
-        for record in () if step_records else self._scalar_records:
-            moment = (record.epoch, record.update)
-            if not rows or moments[-1] != moment or record.name in rows[-1]:
+        for name, value, *place in () if step_records else self._scalar_records:
+            moment = place[0], place[1]
+            if not rows or moments[-1] != moment or name in rows[-1]:
                 moments.append(moment)
                 rows.append({})
-            rows[-1][record.name] = record.value
+            rows[-1][name] = value
         index = pandas.DataFrame(moments, columns=["epoch", "update"], dtype="int64")
         return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
 
@@ -308,23 +270,7 @@ class RunHistory(ABC):
             MissingDependencyError: if matplotlib is not installed.
         """
         histories = {"this run": self, **(compare or {})}
-        known = dict.fromkeys(name for history in histories.values() for name in history._scalar_names)
-        if isinstance(metric_names, str):
-            metric_names = [metric_names]
-        wanted = list(known if metric_names is None else metric_names)
-        for name in wanted:
-            if name not in known:
-                raise self._unknown_metric(name, known, "number among its values")
-        has_steps = metric_names is None or "train_loss_epoch" in wanted
-        runs = [
-            PlottedRun(
-                name,
-                [record for record in history.records if record.is_scalar and record.name in wanted],
-                history.step_records if has_steps else (),
-            )
-            for name, history in histories.items()
-        ]
-        return plot_runs(runs, path, smoothing=smoothing, log_scale=log_scale)
+        return plot_runs(histories, metric_names, path, smoothing=smoothing, log_scale=log_scale)
 
     def __repr__(self) -> str:
         """The last epoch with any value, and the latest value of each metric."""
@@ -333,17 +279,8 @@ class RunHistory(ABC):
         return f"{type(self).__name__}({shown})"
 
     @property
-    def _scalar_names(self) -> Iterable[str]:
-        return dict.fromkeys(record.name for record in self._scalar_records)
-
-    @property
     def _scalar_records(self) -> list[MetricRecord]:
         return [record for record in self._metric_records if record.is_scalar]
-
-    def _unknown_metric(self, name: str, known: Iterable[str], what: str = "value") -> UnknownMetricError:
-        known = list(known)
-        others = f"Known metrics: {', '.join(map(repr, known))}." if known else "Nothing has been recorded yet."
-        return UnknownMetricError(f"The metric {name!r} has no {what}. {others}")
 
     def _add(self, record: MetricRecord) -> None:
         self._metric_records.append(record)
@@ -420,7 +357,7 @@ class InMemoryRunHistory(RunHistory):
 
     def get_latest_metric(self, name: str) -> Any:
         if name not in self._metrics:
-            raise self._unknown_metric(name, self._metrics)
+            raise unknown_metric(name, self._metrics)
         return self._metrics[name][-1]
 
     def update_metric(self, name: str, value: Any) -> None:

@@ -8,74 +8,69 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.tracking.values import greater_is_better, role_and_quantity
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity, unknown_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pytorch_accelerated.tracking.history import RunHistory
     from pytorch_accelerated.tracking.step_records import StepRecord
-    from pytorch_accelerated.tracking.values import MetricRecord
 
 
 _LINE_STYLES = ("-", ":", "-.")  # of roles other than training, which is dashed
 _WITHIN_EPOCHS = "train_loss"
 
 
-@dataclass(frozen=True)
-class PlottedRun:
-    """What is plotted of a run.
-
-    Attributes:
-        name: shown in the legend, if there are several runs.
-        records: of its metrics, in the order of recording; numbers only.
-        steps: its step records, of which the training loss is plotted within the epochs.
-    """
+class _Run(NamedTuple):
+    """What is plotted of a run: its name, the numbers of each metric, and its step records."""
 
     name: str
-    records: Sequence[MetricRecord]
-    steps: Sequence[StepRecord] = ()
+    metrics: dict[str, list[MetricRecord]]
+    steps: Sequence[StepRecord]
+
+
+def _selected(histories: Mapping[str, RunHistory], metric_names: str | Iterable[str] | None) -> list[_Run]:
+    numbers = {run: [each for each in history.records if each.is_scalar] for run, history in histories.items()}
+    known = dict.fromkeys(record.name for records in numbers.values() for record in records)
+    wanted = [metric_names] if isinstance(metric_names, str) else list(known if metric_names is None else metric_names)
+    for name in wanted:
+        if name not in known:
+            raise unknown_metric(name, known, "number among its values")
+    runs = [_Run(name, {}, history.step_records) for name, history in histories.items()]
+    if metric_names is not None and "train_loss_epoch" not in wanted:
+        runs = [run._replace(steps=()) for run in runs]
+    for run in runs:
+        for record in numbers[run.name]:
+            if record.name in wanted:
+                run.metrics.setdefault(record.name, []).append(record)
+    return runs
 
 
 def plot_runs(
-    runs: Sequence[PlottedRun],
+    histories: Mapping[str, RunHistory],
+    metric_names: str | Iterable[str] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     smoothing: float = 0.6,
     log_scale: bool = False,
 ) -> Figure:
-    """A figure of the metrics of `runs`, one panel for each quantity, losses first.
+    """A figure of the metrics of runs, one panel for each quantity, losses first; see `RunHistory.plot`.
 
     The same quantity in training and evaluation shares a panel. Where it is known whether less or more is better, as of
     losses and accuracies, a ring marks the best value in evaluation, or in training without evaluation. The horizontal
-    axis shows epochs if no metric has two values in one epoch, else updates.
-
-    Args:
-        runs: of several, each has a colour.
-        path: also save the picture there; the suffix determines the format.
-        smoothing: weight of the past, from 0 to below 1, in the exponentially weighted mean of the training loss within
-            epochs. The curve as it is stays visible behind it; 0 for that curve alone.
-        log_scale: whether the axes of losses are logarithmic.
-
-    Returns:
-        The figure, without a display and not registered with pyplot. Notebooks show it.
-
-    Raises:
-        UnknownMetricError: if there are no records.
-        ConfigurationError: for a smoothing that cannot be.
-        MissingDependencyError: if matplotlib is not installed.
+    axis shows epochs if no metric has two values in one epoch, else updates. Of several runs, each has a colour.
     """
     if not 0 <= smoothing < 1:
         raise ConfigurationError(f"`smoothing` is {smoothing!r}, but it must be from 0 (none) to below 1, such as 0.9.")
-    if not any(run.records or run.steps for run in runs):
+    runs = _selected(histories, metric_names)
+    if not any(run.metrics or run.steps for run in runs):
         raise UnknownMetricError("Nothing has been recorded, so there is nothing to plot. Train first.")
-    every_metric = [_by_name(run.records) for run in runs]
-    names = dict.fromkeys(name for metrics in every_metric for name in metrics)
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
     panels: dict[str, list[str]] = {}
     if any(run.steps for run in runs):
         panels["loss"] = [_WITHIN_EPOCHS]
@@ -84,7 +79,7 @@ def plot_runs(
     roles = list(dict.fromkeys(role_and_quantity(name)[0] for every in panels.values() for name in every))
     others = (role for role in roles if not role.startswith("train"))
     styles = {**dict.fromkeys(roles, "--"), **dict(zip(others, itertools.cycle(_LINE_STYLES), strict=False))}
-    axis = "epoch" if all(map(_has_one_value_an_epoch, every_metric)) else "update"
+    axis = "epoch" if all(_has_one_value_an_epoch(run.metrics) for run in runs) else "update"
 
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
@@ -92,7 +87,7 @@ def plot_runs(
     losses_first = sorted(panels, key=lambda quantity: "loss" not in quantity)
     for position, quantity in enumerate(losses_first, start=1):
         axes = figure.add_subplot(rows, columns, position)
-        for number, (run, metrics) in enumerate(zip(runs, every_metric, strict=True)):
+        for number, run in enumerate(runs):
             for name in panels[quantity]:
                 role = roles.index(role_and_quantity(name)[0])
                 # One colour for each role, or for each run, in all panels.
@@ -102,9 +97,9 @@ def plot_runs(
                 label = name if len(runs) == 1 else f"{run.name}, {name}"
                 if name == _WITHIN_EPOCHS and run.steps:
                     _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
-                if name in metrics:
-                    _draw(axes, metrics[name], axis, colour=colour, line=line, label=label)
-            _mark_best(axes, [metrics[name] for name in panels[quantity] if name in metrics], axis)
+                if name in run.metrics:
+                    _draw(axes, run.metrics[name], axis, colour=colour, line=line, label=label)
+            _mark_best(axes, [run.metrics[name] for name in panels[quantity] if name in run.metrics], axis)
         decorate(axes, quantity, axis)
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         if log_scale and "loss" in quantity:
@@ -152,13 +147,6 @@ def epochs_of_updates(steps: Sequence[StepRecord]) -> list[float]:
     return places
 
 
-def _by_name(records: Iterable[MetricRecord]) -> dict[str, list[MetricRecord]]:
-    metrics: dict[str, list[MetricRecord]] = {}
-    for record in records:
-        metrics.setdefault(record.name, []).append(record)
-    return metrics
-
-
 def _has_one_value_an_epoch(metrics: Mapping[str, list[MetricRecord]]) -> bool:
     return all(len({record.epoch for record in records}) == len(records) for records in metrics.values())
 
@@ -170,7 +158,7 @@ def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str, li
     drawn.set(marker=marker, markersize=4)
 
 
-def _draw_steps(axes: Axes, run: PlottedRun, axis: str, smoothing: float, *, colour: str, label: str) -> None:
+def _draw_steps(axes: Axes, run: _Run, axis: str, smoothing: float, *, colour: str, label: str) -> None:
     """The training loss within epochs: smoothed, and as it is, faintly behind."""
     places: Sequence[float] = [record.update for record in run.steps]
     if axis == "epoch":

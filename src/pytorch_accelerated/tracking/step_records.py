@@ -1,19 +1,18 @@
-"""What a run measures within its epochs: the records, and what makes them."""
+"""What a run measures within its epochs: step records, times, and what makes and keeps them."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.timing import EpochClock
 
 if TYPE_CHECKING:
     from pytorch_accelerated.tracking.history import RunHistory
@@ -27,18 +26,16 @@ try:
     import resource
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
-_MOST_RECORDS = 2048
 
 
 class StepRecord(NamedTuple):
-    """What was measured over some consecutive updates, of one epoch unless records were joined.
+    """What was measured over some consecutive updates of one epoch.
 
-    A run has 2,048 of them at most, unless it was told how often to make one: before there would be more, neighbours
-    are joined, which then may be of several epochs. Each update belongs to exactly one record, and all ranks have the
-    same records: losses and samples are those of all ranks, times those of rank 0.
+    Each update belongs to exactly one record, and all ranks have the same records: losses and samples are those of all
+    ranks, times those of rank 0.
 
     Attributes:
-        epoch: the epoch of the last of the updates, counted from 1.
+        epoch: counted from 1.
         update: the number of optimizer updates up to and including the last one of the record, since the history was
             reset.
         samples: the samples used up to and including that update, over all ranks, including those of skipped ones.
@@ -84,39 +81,6 @@ class StepRecord(NamedTuple):
         return values
 
 
-def joined(records: Sequence[StepRecord], most: int) -> list[StepRecord]:
-    """At most `most` records, each of about as many updates: neighbours become one, of as many epochs as they have.
-
-    Losses and norms are averaged by samples, those that are NaN or missing left out.
-    """
-    width, before, result = records[-1].update / most, 0, []
-    for _, group in itertools.groupby(records, key=lambda record: math.ceil(record.update / width)):
-        result.append(_joined(list(group), before))
-        before = result[-1].samples
-    return result
-
-
-def _joined(group: Sequence[StepRecord], samples_before: int) -> StepRecord:
-    last = group[-1]
-    samples = np.diff([samples_before, *(record.samples for record in group)])
-    speeds = np.array([record.samples_per_second or math.inf for record in group])
-    seconds = samples / speeds  # of training
-    norm = _mean([math.nan if record.gradient_norm is None else record.gradient_norm for record in group], samples)
-    return last._replace(
-        train_loss=_mean([record.train_loss for record in group], samples),
-        gradient_norm=None if math.isnan(norm) else norm,
-        samples_per_second=float(samples.sum() / seconds.sum()) if seconds.any() else 0.0,
-        data_wait_share=_mean([record.data_wait_share for record in group], seconds) if seconds.any() else 0.0,
-        peak_memory=max((record.peak_memory for record in group if record.peak_memory is not None), default=None),
-    )
-
-
-def _mean(values: Sequence[float], weights: Any) -> float:
-    """The weighted mean of what is not NaN; NaN without any."""
-    known = ~np.isnan(values)
-    return float(np.average(np.array(values)[known], weights=np.array(weights)[known])) if known.any() else math.nan
-
-
 def samples_per_second(records: Sequence[StepRecord]) -> float | None:
     """The speed of a run: samples over the wall time of training, with evaluations and saves; None if unknown."""
     return records[-1].samples / records[-1].seconds if records and records[-1].seconds else None
@@ -132,40 +96,22 @@ def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecor
         return [StepRecord._make([*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :]]) for row in values]
     if values.dtype != torch.float64 or values.dim() != 2 or values.shape[1] < _COLUMNS:
         raise ValueError(f"step records are a {values.dtype} tensor of shape {tuple(values.shape)}")
-    return [
-        StepRecord(
-            int(epoch),
-            int(update),
-            int(samples),
-            seconds,
-            loss,
-            tuple(rates[: int(groups)]),
-            norm if has_norm else None,
-            speed,
-            wait,
-            None if peak == _UNKNOWN else int(peak),
-        )
-        for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rates in values.tolist()
-    ]
+    records = []
+    for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rates in values.tolist():
+        place = int(epoch), int(update), int(samples)
+        peak_memory = None if peak == _UNKNOWN else int(peak)
+        measured: Any = tuple(rates[: int(groups)]), norm if has_norm else None, speed, wait, peak_memory
+        records.append(StepRecord(*place, seconds, loss, *measured))
+    return records
 
 
 def table_of(records: Sequence[StepRecord]) -> torch.Tensor:
     """The records as a float64 matrix with a row for each. This is exact: their integers are below 2**53."""
     groups = max((len(record.learning_rates) for record in records), default=0)
-    rows = [
-        (
-            *first,
-            norm is not None,
-            norm or 0.0,
-            speed,
-            wait,
-            _UNKNOWN if peak is None else peak,
-            len(rates),
-            *rates,
-            *[0.0] * (groups - len(rates)),
-        )
-        for *first, rates, norm, speed, wait, peak in records
-    ]
+    rows = []
+    for *first, rates, norm, speed, wait, peak in records:
+        measured = norm is not None, norm or 0.0, speed, wait, _UNKNOWN if peak is None else peak
+        rows.append((*first, *measured, len(rates), *rates, *[0.0] * (groups - len(rates))))
     return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(len(records), _COLUMNS + groups))
 
 
@@ -179,25 +125,158 @@ def usual_interval(updates: int) -> int:
     return 1 << (max(updates // 1024, min(updates // 128, 8), 1).bit_length() - 1)
 
 
+class EpochTiming(NamedTuple):
+    """The time of one training epoch on this rank, without evaluations and saves inside it.
+
+    Attributes:
+        epoch: counted from 1.
+        seconds: from its first to its last update.
+        data_wait_seconds: the part in which the loop waited for the next batch. On a GPU, the run loses less than this,
+            since the GPU may still be working while the loop waits.
+        num_workers: worker processes that fetched the last batch; None if unknown.
+    """
+
+    epoch: int
+    seconds: float
+    data_wait_seconds: float
+    num_workers: int | None = None
+
+    @property
+    def data_wait_share(self) -> float:
+        """The share of waiting in the time of the epoch, between 0 and 1."""
+        return self.data_wait_seconds / self.seconds if self.seconds else 0.0
+
+
+class EpochClock:
+    """Measures the time of one training epoch, from its construction on.
+
+    Args:
+        epoch: counted from 1.
+
+    Attributes:
+        epoch: counted from 1.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._started = time.perf_counter()
+        self._paused_seconds = 0.0
+        self._source: Any = None
+        self._waited_before = 0.0
+
+    def watch(self, source: Any) -> None:
+        """Count the seconds in `source.waiting` from now on; `source.num_workers` processes fetch its batches."""
+        self._source, self._waited_before = source, source.waiting.seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time of the block from the epoch."""
+        paused = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_seconds += time.perf_counter() - paused
+
+    def read(self) -> EpochTiming:
+        """The time so far."""
+        source = self._source
+        waited, workers = 0.0, None
+        if source is not None:
+            waited, workers = source.waiting.seconds - self._waited_before, source.num_workers
+        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited, workers)
+
+
+class Pace:
+    """Schedules an action after certain updates, so that it happens about every `seconds`, at first after each update.
+
+    An agreement of ranks takes a fraction of a millisecond: too long for each update, but negligible now and then. All
+    ranks must act after the same update, so one of them proposes when, and all follow its proposal.
+
+    Args:
+        seconds: the intended time between two actions.
+        clock: returns seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self.restart(0)
+
+    def restart(self, updates: int) -> None:
+        """Start again after `updates`: the action is due after the next one."""
+        self._between = 1
+        self.go_on(updates, 1)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether the action is due after `updates`."""
+        return updates >= self._due
+
+    def proposal(self, updates: int) -> int:
+        """The number of updates until the next action by this rank's clock, at most twice the last one."""
+        per_second = (updates - self._last) / max(self._clock() - self._looked_at, 1e-9)
+        return max(1, min(2 * self._between, int(per_second * self._seconds)))
+
+    def go_on(self, updates: int, between: int) -> None:
+        """Record that the action happened after `updates`; the next one is due `between` updates later."""
+        self._looked_at = self._clock()
+        self._last, self._between, self._due = updates, between, updates + between
+
+
+class StepHistory:
+    """What a run measured within its epochs. `RunHistory` inherits it."""
+
+    def _forget_steps(self) -> None:
+        self._step_records: list[StepRecord] = []
+        self._step_read_positions: dict[str, int] = {}
+        self._timings: list[EpochTiming] = []
+
+    @property
+    def step_records(self) -> Sequence[StepRecord]:
+        """What was measured within the training epochs, in the order of updates.
+
+        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
+        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
+        ``logging_steps``.
+        """
+        return tuple(self._step_records)
+
+    def add_step_record(self, record: StepRecord) -> None:
+        """Record what was measured over some updates. The loop does so."""
+        self._step_records.append(record)
+
+    def read_new_step_records(self, reader: str) -> list[StepRecord]:
+        """The step records added since the last call with this `reader`; see `RunHistory.read_new_records`.
+
+        Args:
+            reader: any name, for example the `state_key` of a callback.
+        """
+        start = self._step_read_positions.get(reader, 0)
+        self._step_read_positions[reader] = len(self._step_records)
+        return self._step_records[start:]
+
+    @property
+    def timings(self) -> Sequence[EpochTiming]:
+        """How long the training epochs of this process took. They are not part of a saved state."""
+        return tuple(self._timings)
+
+    def add_timing(self, timing: EpochTiming) -> None:
+        """Record how long an epoch took."""
+        self._timings.append(timing)
+
+
 class _Mark(NamedTuple):
     """The end of a record whose losses have not been read.
 
     Attributes:
-        epoch, update, samples, learning_rates: of the record. A rate may still be a tensor.
+        record: with the place, and the learning rates, which may still be tensors.
         new_samples: the samples of the record since the run was resumed.
-        seconds: wall time of training.
-        epoch_seconds: those of the record without evaluations and saves.
-        waited: the part of `epoch_seconds` in which the loop waited for data.
+        times: the seconds of training so far; those of the record without evaluations and saves; and the part of these
+            in which the loop waited for data.
     """
 
-    epoch: int
-    update: int
-    samples: int
-    learning_rates: tuple[Any, ...]
+    record: StepRecord
     new_samples: int
-    seconds: float
-    epoch_seconds: float
-    waited: float
+    times: tuple[float, float, float]
 
 
 class StepRecorder:
@@ -208,8 +287,7 @@ class StepRecorder:
         losses: of batches.
         gradient_norms: of updates.
         device: of the model.
-        interval: updates between two records, as the user asks for them; None to choose it, and to join records if
-            there are too many of them.
+        interval: updates between two records, as the user asks for them; None to choose it.
         updates: of the whole run; None if it is unknown.
 
     Attributes:
@@ -227,7 +305,6 @@ class StepRecorder:
     ) -> None:
         self.interval = interval or (1 if updates is None else usual_interval(updates))
         self._grows = interval is None and updates is None
-        self._joins = interval is None
         self._history = history
         self._losses = losses
         self._gradient_norms = gradient_norms
@@ -266,19 +343,13 @@ class StepRecorder:
         """
         timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
         seconds, waited = timing.seconds, timing.data_wait_seconds
-        rates = tuple([rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups])
-        self._marks.append(
-            _Mark(
-                timing.epoch,
-                self._history.updates_done,
-                samples,
-                rates,
-                samples - self._new_from,
-                time.perf_counter() - self._started,
-                seconds - self._seconds_from,
-                waited - self._waited_from,
-            )
+        rates: tuple[Any, ...] = tuple(
+            [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
         )
+        place = timing.epoch, self._history.updates_done, samples
+        record = StepRecord(*place, 0.0, math.nan, rates, None, 0.0, 0.0, None)
+        times = time.perf_counter() - self._started, seconds - self._seconds_from, waited - self._waited_from
+        self._marks.append(_Mark(record, samples - self._new_from, times))
         self._samples = self._new_from = samples
         self._seconds_from, self._waited_from = seconds, waited
         self._losses.end_part()
@@ -286,7 +357,7 @@ class StepRecorder:
 
     def mark_rest(self, samples_in_epoch: int, groups: Sequence[dict[str, Any]]) -> None:
         """End a record after the current update, unless the last record has ended there."""
-        ended = self._marks or self._history.step_records
+        ended = [mark.record for mark in self._marks[-1:]] or self._history.step_records
         if self._history.updates_done > (ended[-1].update if ended else 0):
             self.mark(samples_in_epoch, groups)
 
@@ -303,49 +374,41 @@ class StepRecorder:
         """What the ranks must tell each other before `complete`. May wait for the device."""
         if not self._marks:
             return []
-        own = [
-            (total, count, mark.seconds, mark.epoch_seconds, mark.waited)
-            for mark, (total, count) in zip(self._marks, self._losses.take_parts(), strict=True)
-        ]
+        own = [(*part, *mark.times) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
         peak = peak_memory(self._device)
         bits = np.array(own, dtype=np.float64).view(np.int64).ravel()
         return [_UNKNOWN if peak is None else peak, *bits.tolist()]
 
-    def complete(self, everyones: Sequence[Sequence[int]]) -> bool:
+    def complete(self, per_rank: Sequence[Sequence[int]]) -> bool:
         """Add the records that have ended to the history.
 
         Args:
-            everyones: the measurements of all ranks.
+            per_rank: the measurements of all ranks.
 
         Returns:
             Whether there were any.
         """
         if not self._marks:
             return False
-        peak = max(numbers[0] for numbers in everyones)
-        values = np.array([numbers[1:] for numbers in everyones], dtype=np.int64).view(np.float64)
-        values = values.reshape(len(everyones), len(self._marks), -1)
+        peak = max(numbers[0] for numbers in per_rank)
+        values = np.array([numbers[1:] for numbers in per_rank], dtype=np.int64).view(np.float64)
+        values = values.reshape(len(per_rank), len(self._marks), -1)
         sums, times = values[:, :, :2].sum(axis=0).tolist(), values[0, :, 2:].tolist()
         norms = self._gradient_norms.take_parts()
-        if self._joins and len(self._history.step_records) + len(self._marks) > _MOST_RECORDS:
-            self._history.join_step_records(_MOST_RECORDS // 2)
         for mark, (total, count), (seconds, epoch_seconds, waited), (norm, clipped) in zip(
             self._marks, sums, times, norms, strict=True
         ):
-            self._history.add_step_record(
-                StepRecord(
-                    mark.epoch,
-                    mark.update,
-                    mark.samples,
-                    seconds,
-                    total / count if count else math.nan,
-                    tuple(map(float, mark.learning_rates)),
-                    norm / clipped if clipped else None,
-                    mark.new_samples / epoch_seconds if epoch_seconds else 0.0,
-                    waited / epoch_seconds if epoch_seconds else 0.0,
-                    None if peak == _UNKNOWN else peak,
-                )
+            record = mark.record._replace(
+                seconds=seconds,
+                train_loss=total / count if count else math.nan,
+                learning_rates=tuple(map(float, mark.record.learning_rates)),
+                gradient_norm=norm / clipped if clipped else None,
+                peak_memory=None if peak == _UNKNOWN else peak,
             )
+            if epoch_seconds:
+                speed, share = mark.new_samples / epoch_seconds, waited / epoch_seconds
+                record = record._replace(samples_per_second=speed, data_wait_share=share)
+            self._history.add_step_record(record)
         self._marks.clear()
         return True
 

@@ -9,17 +9,22 @@ import contextlib
 import importlib.util
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.optional import require
+from pytorch_accelerated.run_config import TrainerRunConfig, plain_value
 
+_SECONDS_BETWEEN_WRITES = 1.0  # a store in a database or behind a network takes milliseconds for each request
 _MLFLOW_BATCH = 1000  # MLflow takes no more in one request
 Outcome = Literal["finished", "failed", "killed"]
 """How a run has ended; "killed" by Ctrl-C or another signal."""
@@ -51,6 +56,9 @@ class Place:
 
 class Tracker:
     """One of accelerate's trackers, or a user's own one, with what accelerate leaves open: resuming, figures, links.
+
+    For a tracker that accelerate does not have, write a subclass with `start`, `log_hyperparameters`, `log` and
+    `finish`, and name it in `TRACKERS`.
 
     Args:
         name: the tracker's name.
@@ -219,7 +227,13 @@ class _WandB(Tracker):
         return {**names, "resume": "allow", "dir": str(place.folder)}
 
 
-_KINDS = {"tensorboard": _TensorBoard, "mlflow": _MLflow, "wandb": _WandB}
+#: The trackers by name, which is that of their package.
+TRACKERS: dict[str, type[Tracker]] = {
+    **dict.fromkeys(LOGGER_TYPE_TO_CLASS, Tracker),
+    "tensorboard": _TensorBoard,
+    "mlflow": _MLflow,
+    "wandb": _WandB,
+}
 
 
 def make_trackers(trackers: str | GeneralTracker | Sequence[str | GeneralTracker]) -> list[Tracker]:
@@ -231,11 +245,11 @@ def make_trackers(trackers: str | GeneralTracker | Sequence[str | GeneralTracker
     """
     given = [trackers] if isinstance(trackers, (str, GeneralTracker)) else list(trackers)
     names = [one.name if isinstance(one, GeneralTracker) else one for one in given]
-    is_known = all(isinstance(one, GeneralTracker) or one in LOGGER_TYPE_TO_CLASS for one in given)
+    is_known = all(isinstance(one, GeneralTracker) or one in TRACKERS for one in given)
     if not given or not is_known or len(set(names)) < len(names):
         raise ConfigurationError(
             f"`trackers` is {given!r}, but it must name one tracker or more, each once. There are "
-            f"{', '.join(LOGGER_TYPE_TO_CLASS)}; for another one, give an instance of your own subclass of "
+            f"{', '.join(TRACKERS)}; for another one, give an instance of your own subclass of "
             "`accelerate.tracking.GeneralTracker`."
         )
     return [_make_tracker(one) for one in given]
@@ -245,13 +259,72 @@ def _make_tracker(given: Any) -> Tracker:
     if isinstance(given, GeneralTracker):
         # Only what accelerate's own classes have is known of an instance.
         is_of_accelerate = type(given) is LOGGER_TYPE_TO_CLASS.get(given.name)
-        return (_KINDS.get(given.name, Tracker) if is_of_accelerate else Tracker)(given.name, given)
+        return (TRACKERS[given.name] if is_of_accelerate else Tracker)(given.name, given)
     if importlib.util.find_spec(given) is None:
         raise MissingDependencyError(
             f"The tracker {given!r} needs the package {given!r}, which is not installed. Install it with: pip install "
             f"{given}"
         )
-    return _KINDS.get(given, Tracker)(given)
+    return TRACKERS[given](given)
+
+
+def hyperparameters_of(
+    model: nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    *,
+    run_config: TrainerRunConfig | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What trackers log of a run: its config, the classes of its parts with their numbers, and values of your own.
+
+    Values are None, bools, numbers and strings. Names of nested values are joined by dots; lists become strings. Does
+    not wait for the device.
+
+    >>> hyperparameters_of(nn.Linear(3, 1), own={"data": {"size": 8}})["data.size"]
+    8
+
+    Args:
+        model: wrapped or not.
+        optimizer: any object; of its parameter groups, everything but the parameters is included.
+        scheduler: any object.
+        run_config: of the run.
+        own: values by name; they replace others of the same name.
+    """
+    bare = bare_model(model)
+    total = _elements(bare.parameters())
+    trainable = _elements(parameter for parameter in bare.parameters() if parameter.requires_grad)
+    nested = {
+        **({} if run_config is None else run_config.to_dict()),
+        "model": type(bare),
+        "model.parameters": total,
+        "model.trainable_parameters": trainable,
+        "model.trainable_share": trainable / total if total else 0.0,
+        # accelerate's wrappers name their own class
+        "optimizer": getattr(optimizer, "optimizer", optimizer),
+        "scheduler": getattr(scheduler, "scheduler", scheduler),
+    }
+    for index, group in enumerate(getattr(optimizer, "param_groups", None) or []):
+        prefix = f"optimizer.group_{index}" if index else "optimizer"
+        settings = {name: value for name, value in group.items() if name != "params"}
+        values = {"parameters": _elements(group["params"]), **settings}
+        nested |= {f"{prefix}.{name}": value for name, value in values.items()}
+    return dict(_flat({**nested, **(own or {})}))
+
+
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()  # a learning rate may be a tensor; this is before the first update
+        plain = plain_value(value)
+        yield f"{prefix}{name}", str(plain) if isinstance(plain, list) else plain
 
 
 def new_run_name() -> str:
@@ -279,11 +352,6 @@ class OpenRecords:
         """What finds the records again, by tracker."""
         return {one.name: one.identity for one in self._open if one.identity is not None and not one.is_given}
 
-    @property
-    def seconds_since_write(self) -> float:
-        """How long ago values were last written."""
-        return time.monotonic() - self._last_write
-
     def start(
         self,
         tracker: Tracker,
@@ -291,14 +359,14 @@ class OpenRecords:
         identity: str | None,
         repeats_from: int | None,
         hyperparameters: dict[str, Any],
-        earlier: Sequence[Row],
+        rows: Sequence[Row] = (),
     ) -> None:
         """Open the record of a tracker; see `Tracker.start`.
 
         Args:
             tracker, place, identity, repeats_from: as there.
             hyperparameters: for a new record.
-            earlier: what the trackers of this run have logged already. A new record gets it too.
+            rows: of a resumed run, all of its state. A new record gets them; others those from `repeats_from` on.
         """
         self._open.append(tracker)
 
@@ -306,13 +374,16 @@ class OpenRecords:
             tracker.start(place, identity, repeats_from)
             if identity is None:
                 tracker.log_hyperparameters(hyperparameters)
-                tracker.log([] if tracker.is_given else earlier)
+            lacks_all = identity is None and not tracker.is_given
+            tracker.log([row for row in rows if lacks_all or row.step >= (repeats_from or 0)])
 
         self._attempt(tracker, "starting", start)
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows for the next `write`."""
+    def add(self, rows: Iterable[Row], *, is_urgent: bool = True) -> None:
+        """Log rows: at once, or if they are not urgent, those of about a second together."""
         self._waiting += rows
+        if is_urgent or time.monotonic() - self._last_write > _SECONDS_BETWEEN_WRITES:
+            self.write()
 
     def write(self) -> None:
         """Log the rows that wait."""

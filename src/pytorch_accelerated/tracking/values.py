@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
 _KIND = re.compile(r"(?:intermediate_)?eval(?:uation)?_")
@@ -54,6 +55,13 @@ class MetricRecord(NamedTuple):
     def is_scalar(self) -> bool:
         """Whether the value is a number. Tables, plots and logs have only those, and only those can be watched."""
         return is_scalar(self.value)
+
+
+def unknown_metric(name: str, known: Iterable[str], what: str = "value") -> UnknownMetricError:
+    """The error about a metric that has no value, or none of the kind that is wanted."""
+    names = ", ".join(map(repr, known))
+    others = f"Known metrics: {names}." if names else "Nothing has been recorded yet."
+    return UnknownMetricError(f"The metric {name!r} has no {what}. {others}")
 
 
 def columns_of(records: Iterable[MetricRecord]) -> dict[str, Any]:

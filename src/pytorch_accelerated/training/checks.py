@@ -19,7 +19,7 @@ from pytorch_accelerated.facts.settings import (
 )
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.models.numerics import listed
-from pytorch_accelerated.progress.formats import format_count
+from pytorch_accelerated.progress.text import format_count
 from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
 from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.processes.ranks import is_lost_contact, lost_peer_error
-from pytorch_accelerated.progress.screen import show
+from pytorch_accelerated.progress.text import show
 from pytorch_accelerated.steps.guarded import savers_among
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.processes.ranks import UnevenRanks
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.timing import EpochClock
+from pytorch_accelerated.tracking.step_records import EpochClock
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.evaluation_sets import EvaluationSets
 from pytorch_accelerated.training.reports import LossReports, ShownWarnings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.processes.signals import SignalWatch
-from pytorch_accelerated.tracking.timing import Pace
+from pytorch_accelerated.tracking.step_records import Pace
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context

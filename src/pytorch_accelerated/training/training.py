@@ -21,8 +21,7 @@ from pytorch_accelerated.steps.safe_points import SafePoint
 from pytorch_accelerated.steps.step import Step
 from pytorch_accelerated.steps.variants import make_safe_point, make_step
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import StepRecorder
-from pytorch_accelerated.tracking.timing import EpochClock
+from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.training.hooks import own_hooks
 from pytorch_accelerated.training.preparing import distributed
 from pytorch_accelerated.training.saves import Requests

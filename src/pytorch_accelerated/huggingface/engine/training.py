@@ -38,7 +38,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.models.kept import Kept
-from pytorch_accelerated.progress.formats import format_update_size
+from pytorch_accelerated.progress.text import format_update_size
 from pytorch_accelerated.steps.splitting import is_out_of_memory
 from pytorch_accelerated.steps.step import Step
 from pytorch_accelerated.tracking.loss import LossTracker

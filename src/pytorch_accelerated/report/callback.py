@@ -1,8 +1,7 @@
-"""A page in HTML that shows a run while it is running, and afterwards."""
+"""The callback that writes the page of a run while it is running, and afterwards."""
 
 from __future__ import annotations
 
-import functools
 import html
 import json
 import os
@@ -14,27 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
-from pytorch_accelerated.callbacks.warning import never_ends_a_run
-from pytorch_accelerated.callbacks.watching import watched_metrics
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.report.contents import RunContents, best_values, metric_columns, page_of, step_columns
-from pytorch_accelerated.report.facts import environment_facts, model_facts
+from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback, never_ends_a_run, watched_metrics
+from pytorch_accelerated.report.contents import RunContents, environment_facts, model_facts, write_page
 from pytorch_accelerated.report.predictions import PredictionsOfEvaluation, describe
-from pytorch_accelerated.tracking.step_records import samples_per_second
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated import Trainer
 
 _SHARE_OF_WRITING = 0.02  # of the time of the run, at most
 _MAX_EVENTS = 500
 _MAX_SHOWN_SAMPLES = 64  # of a spike
 _INPUT_NAMES = ("pixel_values", "images", "image", "inputs", "input", "x", "input_ids")
+_SAVED = ("events", "epochs", "predictions")  # what a state has; the rest of the page is the run history's
 
 
 @never_ends_a_run
@@ -71,6 +61,9 @@ class ReportCallback(TrainerCallback):
     takes_part_in_preflight = False
     ranks_agree_after_each_update = False
     _told_apart_by = "path"
+    _ranks: Any = None
+    _predictions: PredictionsOfEvaluation | None = None
+    _started = _next_write = _epoch_started = _evaluation_started = _evaluation_seconds = 0.0
 
     def __init__(
         self,
@@ -89,16 +82,7 @@ class ReportCallback(TrainerCallback):
         stem = self.path.stem
         self._contents = RunContents(name or (self.path.absolute().parent.name if stem == "report" else stem) or stem)
         self._contents.notes = json.loads(json.dumps(dict(notes or {}), default=repr))
-        self._seconds_before = 0.0  # of the runs that this one continues
-        self._started = self._next_write = time.monotonic()
-        self._predictions: PredictionsOfEvaluation | None = None
-        self._evaluation_started = self._epoch_started = 0.0
-        self._seconds_of_evaluation = 0.0
-        self._seen_skips = self._seen_warnings = 0
-        self._seen_best: dict[str, int | None] = {}
-        self._seen_states = 0
-        self._was_resumed = False
-        self._trainer_ranks: Any = None
+        self._seen: dict[str, int] = {}  # how many of what has no event of its own
 
     def saved_places(self) -> dict[str, str]:
         """The page; for the summary of a run."""
@@ -147,31 +131,26 @@ class ReportCallback(TrainerCallback):
         return batch[0] if isinstance(batch, (tuple, list)) and batch else None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin the page."""
-        resumed_from = trainer.run_context.resumed_from
-        if not self._was_resumed:
-            self._begin_anew(trainer)
-        self._started = time.monotonic()
-        self._seen_skips, self._seen_warnings = trainer.run_state.skipped_updates, 0
-        self._seen_best = {key: callback.best_metric_epoch for key, callback in _savers_of_best(trainer)}
+        """Begin the page, or continue that of the run that is being resumed."""
+        if self._contents.state.get("status") != "running":  # no state was loaded
+            self._begin(trainer)
         self._describe_run(trainer)
-        self._contents.state |= {"status": "running", "detail": ""}
-        self._contents.state.setdefault("started", time.time())
+        self._seen = {what: number for what, number, _ in self._news(trainer)}
+        self._seen["warning"] = 0
+        resumed_from = trainer.run_context.resumed_from
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
-        self._seen_states = len(trainer.run_context.saves.all)
-        self._was_resumed = False
         self._write(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the clock of the epoch."""
-        self._epoch_started = time.monotonic()
-        self._seconds_of_evaluation = 0.0
+        self._epoch_started, self._evaluation_seconds = time.monotonic(), 0.0
 
     def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Write the page, if it is time."""
-        self._look_around(trainer)
-        self._write_if_due(trainer)
+        """Note what happened, and write the page, if it is time."""
+        self._note_news(trainer)
+        if time.monotonic() >= self._next_write:
+            self._write(trainer)
 
     on_train_epoch_end = on_step_records
 
@@ -191,34 +170,36 @@ class ReportCallback(TrainerCallback):
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Read the collected predictions, and write the page, if it is time."""
+        history, ranks = trainer.run_history, trainer.run_context.ranks
         if self._predictions is not None:
-            ranks = trainer.run_context.ranks
-            everyones = ranks.exchange(self._predictions.on_host())
+            per_rank = ranks.exchange(self._predictions.on_host())
             self._predictions = None
             if ranks.is_first:
-                history = trainer.run_history
                 of = f"epoch {history.current_epoch}"
                 of = f"{of}, after update {history.updates_done}" if is_intermediate else of
-                index_of = functools.partial(_index_at, trainer.run_context.loaders.eval)
-                described = describe(everyones, self.num_samples, self._names_of_classes(trainer), of, index_of)
-                self._contents.predictions[history.evaluation_set] = described
-        self._seconds_of_evaluation += time.monotonic() - self._evaluation_started
+                # The loader of the run knows the samples at its positions; another one need not.
+                indices = getattr(trainer.run_context.loaders.eval, "indices", lambda start, stop: None)
+                names = self._names_of_classes(trainer)
+                self._contents.predictions[history.evaluation_set] = describe(
+                    per_rank, self.num_samples, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None)
+                )
+        self._evaluation_seconds += time.monotonic() - self._evaluation_started
         if is_intermediate:
             self._add_event(trainer, "evaluated", "within the epoch")
-        self._look_around(trainer)
-        self._write_if_due(trainer)
+        self.on_step_records(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the times of the epoch, and write the page, if it is time."""
-        self._look_around(trainer)
-        timing = next(iter(trainer.run_history.timings[-1:]), None)
         epoch = trainer.run_history.current_epoch
-        known = self._contents.epochs
-        self._contents.epochs = [each for each in known if each["epoch"] != epoch]
-        seconds = {"eval_seconds": self._seconds_of_evaluation, "wall_seconds": time.monotonic() - self._epoch_started}
-        of_training = {} if timing is None else timing._asdict()
-        self._contents.epochs.append({"seconds": None, **of_training, **seconds, "epoch": epoch})
-        self._write_if_due(trainer)
+        of_training = [timing._asdict() for timing in trainer.run_history.timings[-1:]]
+        times = {
+            **(of_training[0] if of_training else {"seconds": None}),
+            "eval_seconds": self._evaluation_seconds,
+            "wall_seconds": time.monotonic() - self._epoch_started,
+            "epoch": epoch,
+        }
+        self._contents.epochs = [each for each in self._contents.epochs if each["epoch"] != epoch] + [times]
+        self.on_step_records(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
         """Note that and why the run stops."""
@@ -230,195 +211,141 @@ class ReportCallback(TrainerCallback):
         self._add_event(trainer, "loss not finite", f"{metric_name}, in batch {step} of epoch {epoch}")
 
     def on_loss_spike(
-        self,
-        trainer: Trainer,
-        *,
-        loss: float,
-        median: float,
-        first_update: int,
-        last_update: int,
-        samples: Sequence[int] | None,
-        **kwargs: Any,
+        self, trainer: Trainer, *, loss: float, median: float, samples: Sequence[int] | None, **spike: Any
     ) -> None:
         """Note the spike that a `LossSpikeCallback` has found, with its samples."""
-        since = "" if first_update == last_update else f" since update {first_update}"
-        text = f"{loss:.4g}{since}, where the median was {median:.4g}"
+        first, last = spike["first_update"], spike["last_update"]
+        text = f"{loss:.4g}{'' if first == last else f' since update {first}'}, where the median was {median:.4g}"
         if samples:
             more = f" and {len(samples) - _MAX_SHOWN_SAMPLES} more" if len(samples) > _MAX_SHOWN_SAMPLES else ""
             text += f"; training samples {', '.join(map(str, samples[:_MAX_SHOWN_SAMPLES]))}{more}"
-        epoch = trainer.run_state.epoch_of_progress(trainer.run_history.current_epoch)
-        self._add_event_at(time.time(), epoch, last_update, "loss spike", text)
+        self._add_event(trainer, "loss spike", text, update=last)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page."""
-        self._was_resumed = False
-        self._look_around(trainer)
-        epoch = trainer.run_state.epoch_of_progress(trainer.run_history.current_epoch)
-        for _, saver in _savers_of_best(trainer):
-            if saver.best_metric_epoch not in (None, epoch):
-                for part in self._contents.predictions.values():
-                    part["of"] += f", while {saver.save_path} is from epoch {saver.best_metric_epoch}"
+        self._note_news(trainer)
         if self._contents.state["status"] == "running":
             self._contents.state["status"] = "finished"
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Complete the page with the error, unless the run that it shows was over before."""
-        self._was_resumed = False
-        if self._contents.state.get("status") != "running":
-            return
-        what = f"{type(exception).__name__}: {exception}".strip(": ")
-        self._contents.state |= {"status": "failed", "detail": what}
-        self._add_event(trainer, "failed", what)
-        self._write(trainer)
+        if self._contents.state.get("status") == "running":
+            what = f"{type(exception).__name__}: {exception}".strip(": ")
+            self._contents.state |= {"status": "failed", "detail": what}
+            self._add_event(trainer, "failed", what)
+            self._write(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin a page, if no run has done so."""
-        self._contents.predictions = {}
         if not self._contents.state:
-            self._begin_anew(trainer)
+            self._begin(trainer)
             self._describe_run(trainer)
-            self._contents.state |= {"status": "running", "detail": "", "started": time.time()}
-            self._started = time.monotonic()
+        self._contents.predictions = {}
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Add the evaluation to the page, which keeps the curves of training."""
-        contents = self._contents
+        contents, history = self._contents, trainer.run_history
         for part in contents.predictions.values():
             part["of"] = "evaluate()"
-        values = {record.name: record.value for record in trainer.run_history.records if record.is_scalar}
+        values = {record.name: record.value for record in history.records if record.is_scalar}
         # Of the run that the page shows; the history may have begun anew.
-        at = contents.state.get("epoch", 0), contents.state.get("updates", 0)
-        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._add_event_at(time.time(), *at, "evaluate()", text)
+        at = {"epoch": contents.state.get("epoch", 0), "update": contents.state.get("updates", 0)}
+        self._add_event(trainer, "evaluate()", ", ".join(f"{name} {value:.4g}" for name, value in values.items()), **at)
         if contents.state["status"] == "running":
             contents.state["status"] = "finished"
         self._write(trainer, keeps_curves=bool(contents.metrics))
 
     def state_dict(self) -> dict[str, Any]:
         """What the page shows besides the run history. Must be called by all ranks."""
-        contents = self._contents
-        parts = {name: getattr(contents, name) for name in _SAVED}
-        saved = {**parts, "seconds": self._seconds(), "started": contents.state.get("started")}
+        parts = {name: getattr(self._contents, name) for name in _SAVED}
+        seconds, started = time.monotonic() - self._started, self._contents.state.get("started")
         # As text: times differ between ranks, and a picture is no tensor.
-        text = json.dumps(saved)
-        text = text if self._trainer_ranks is None else self._trainer_ranks.from_first(text)
+        text = json.dumps({**parts, "seconds": seconds, "started": started})
+        text = text if self._ranks is None else self._ranks.from_first(text)
         return {"page": torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the page of the run that is being resumed."""
-        require_kinds(state, {"page": (str, torch.Tensor)}, of=type(self).__name__)
         page = state["page"]
         saved = json.loads(page if isinstance(page, str) else page.numpy().tobytes())  # version 1.0 kept the text
         for name in _SAVED:
             setattr(self._contents, name, saved[name])
-        self._seconds_before, self._started = saved["seconds"], time.monotonic()
-        self._contents.state = {"status": "running", "detail": "", **self._contents.state}
-        if saved["started"] is not None:
-            self._contents.state["started"] = saved["started"]
-        self._was_resumed = True
+        self._started = time.monotonic() - saved["seconds"]
+        started = saved["started"] or time.time()
+        self._contents.state |= {"status": "running", "detail": "", "started": started}
 
-    def _begin_anew(self, trainer: Trainer) -> None:
+    def _begin(self, trainer: Trainer) -> None:
         fresh = RunContents(self._contents.name, notes=self._contents.notes)
         if trainer.run_history.records:  # with `reset_run_history=False` it continues
             fresh.events, fresh.epochs = self._contents.events, self._contents.epochs
-        self._contents = fresh
-        self._seconds_before = 0.0
+        fresh.state = {"status": "running", "detail": "", "started": time.time()}
+        self._contents, self._started = fresh, time.monotonic()
 
     def _describe_run(self, trainer: Trainer) -> None:
-        ranks = self._trainer_ranks = trainer.run_context.ranks
-        if ranks.is_first:
-            model = bare_model(trainer.model)
-            self._contents.model = model_facts(model, trainer.optimizer, trainer.loss_func, trainer.scheduler)
-            self._contents.environment = environment_facts(ranks.device, ranks.count)
+        self._ranks = trainer.run_context.ranks
+        if self._ranks.is_first:
+            self._contents.model = model_facts(trainer)
+            self._contents.environment = environment_facts(self._ranks.device, self._ranks.count)
             self._contents.config = trainer.run_config.to_dict()
 
     def _names_of_classes(self, trainer: Trainer) -> Sequence[str] | None:
         if self.class_names is not None:
             return self.class_names
-        labels = getattr(getattr(bare_model(trainer.model), "config", None), "id2label", None)
+        labels = getattr(getattr(trainer.get_model(), "config", None), "id2label", None)
         return [str(labels[index]) for index in sorted(labels)] if isinstance(labels, Mapping) else None
 
-    def _look_around(self, trainer: Trainer) -> None:
-        """Find out what happened since the last look that has no event of its own."""
-        skipped = trainer.run_state.skipped_updates
-        if skipped > self._seen_skips:
-            number = skipped - self._seen_skips
-            self._add_event(trainer, "skipped", f"{number} update{'s' if number > 1 else ''}, gradients not finite")
-        self._seen_skips = skipped
-        texts = trainer.run_context.shown_warnings.texts
-        for text in texts[self._seen_warnings :]:
-            self._add_event(trainer, "warning", text)
-        self._seen_warnings = len(texts)
-        for key, saver in _savers_of_best(trainer):
-            if saver.best_metric_epoch is not None and saver.best_metric_epoch != self._seen_best.get(key):
-                self._seen_best[key] = saver.best_metric_epoch
-                self._add_event(
-                    trainer, "best model", f"{saver.watch_metric} {saver.best_metric:.4g}: {saver.save_path}"
-                )
-        states = trainer.run_context.saves.all
-        for state in states[self._seen_states :]:
-            self._add_event_at(state.seconds, state.epoch, state.update, "saved", str(state.path))
-        self._seen_states = len(states)
+    def _news(self, trainer: Trainer) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+        """What has no event of its own: its kind, how many there were so far, and events for those not seen yet."""
+        skipped, run = trainer.run_state.skipped_updates, trainer.run_context
+        number = skipped - self._seen.get("skipped", 0)
+        text = f"{number} update{'s' if number > 1 else ''}, gradients not finite"
+        yield "skipped", skipped, [{"text": text}] if number > 0 else []
+        texts = run.shown_warnings.texts
+        yield "warning", len(texts), [{"text": text} for text in texts[self._seen.get("warning", 0) :]]
+        for saver in trainer.callback_handler:
+            if isinstance(saver, SaveBestModelCallback):
+                kind, epoch = f"best model {saver.save_path}", saver.best_metric_epoch or 0
+                text = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"
+                yield kind, epoch, [{"what": "best model", "text": text}] if epoch != self._seen.get(kind, 0) else []
+        states = run.saves.all
+        yield (
+            "saved",
+            len(states),
+            [
+                {"text": str(state.path), "time": state.seconds, "epoch": state.epoch, "update": state.update}
+                for state in states[self._seen.get("saved", 0) :]
+            ],
+        )
 
-    def _add_event(self, trainer: Trainer, what: str, text: str) -> None:
+    def _note_news(self, trainer: Trainer) -> None:
+        for kind, number, events in self._news(trainer):
+            self._seen[kind] = number
+            for event in events:
+                self._add_event(trainer, **{"what": kind, **event})
+
+    def _add_event(self, trainer: Trainer, what: str, text: str, **at: Any) -> None:
+        """Add an event where it belongs by its time; by default it is of now."""
         history = trainer.run_history
         epoch = trainer.run_state.epoch_of_progress(history.current_epoch)
-        self._add_event_at(time.time(), epoch, history.updates_done, what, text)
-
-    def _add_event_at(self, seconds: float, epoch: int, update: int, what: str, text: str) -> None:
-        """Add an event where it belongs by its time, in seconds since 1970."""
-        events = self._contents.events
-        events.append({"time": seconds, "epoch": epoch, "update": update, "what": what, "text": text})
-        events.sort(key=lambda event: event["time"])
-        del events[:-_MAX_EVENTS]
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
-
-    def _write_if_due(self, trainer: Trainer) -> None:
-        if time.monotonic() >= self._next_write:
-            self._write(trainer)
+        now = {"time": time.time(), "epoch": epoch, "update": history.updates_done}
+        events = sorted(
+            [*self._contents.events, {**now, **at, "what": what, "text": text}], key=lambda one: one["time"]
+        )
+        self._contents.events = events[-_MAX_EVENTS:]
 
     def _write(self, trainer: Trainer, *, keeps_curves: bool = False) -> None:
         if not trainer.run_context.ranks.is_first:
             return
-        began = time.monotonic()
+        began, contents = time.monotonic(), self._contents
         if not keeps_curves:
-            self._read_history(trainer)
-        self._contents.state |= {"updated": time.time(), "seconds_between_writes": self.seconds_between_writes}
+            watched = watched_metrics(trainer.callback_handler)
+            contents.read_history(trainer.run_history, watched, trainer.run_context.evaluation_sets.names)
+            skipped = trainer.run_state.skipped_updates
+            contents.state |= {"seconds": began - self._started, "skipped_updates": skipped}
+        contents.state |= {"updated": time.time(), "seconds_between_writes": self.seconds_between_writes}
         try:
-            with replacing(self.path) as file:
-                disk.write(file, page_of([self._contents], self._contents.name).encode())
+            write_page([contents], contents.name, self.path)
         finally:
             ended = time.monotonic()
             self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)
-
-    def _read_history(self, trainer: Trainer) -> None:
-        history, contents = trainer.run_history, self._contents
-        contents.metrics = metric_columns(history.records, trainer.run_context.evaluation_sets.names)
-        contents.steps = step_columns(history.step_records)
-        contents.best = best_values(contents.metrics, watched_metrics(trainer.callback_handler))
-        epochs = [each.epoch for each in history.records[-1:]] + [each.epoch for each in history.step_records[-1:]]
-        contents.state |= {
-            "seconds": self._seconds(),
-            "samples_per_second": samples_per_second(history.step_records),
-            "epoch": max(epochs, default=0),
-            "updates": history.updates_done,
-            "skipped_updates": trainer.run_state.skipped_updates,
-        }
-
-
-_SAVED = ("events", "epochs", "predictions")
-
-
-def _index_at(loader: Any, position: int) -> int | None:
-    """The index in the dataset of the sample at a position of an evaluation; None if it is unknown."""
-    indices = loader.indices(position, position + 1) if isinstance(loader, RunLoader) else None
-    return indices[0] if indices else None
-
-
-def _savers_of_best(trainer: Trainer) -> Iterator[tuple[str, SaveBestModelCallback]]:
-    for callback in trainer.callback_handler:
-        if isinstance(callback, SaveBestModelCallback):
-            yield callback.state_key, callback

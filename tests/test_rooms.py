@@ -1,0 +1,46 @@
+"""What is optional can be taken away: without it, a run trains, evaluates and predicts as before."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import OPTIONAL, PACKAGE, SOURCE
+
+RUN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import pytorch_accelerated.callbacks
+from pytorch_accelerated import Trainer
+
+data = TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+model = nn.Linear(3, 1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1))
+trainer.train(data, 2, data, per_device_batch_size=4)
+trainer.evaluate(data, per_device_batch_size=4)
+assert trainer.predict(data, per_device_batch_size=4).shape == (8, 1)
+print(trainer.run_state.updates, pytorch_accelerated.__file__)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("room", sorted(OPTIONAL))
+def test_a_run_needs_no_optional_room(room: str, tmp_path: Path):
+    package = shutil.copytree(SOURCE / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    path = package.joinpath(*room.split("."))
+    shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"4 {package / '__init__.py'}"
