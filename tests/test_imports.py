@@ -37,7 +37,7 @@ ACCELERATE_DOORS = {
     "compat.accelerate",
     "processes.launching",
     "processes.accelerators",
-    "tracking.trackers",
+    "callbacks.trackers",
     "trainer",
 }
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytorch_accelerated.callbacks.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
 from pytorch_accelerated.huggingface.events import ExportableState, TrainerCallback
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.text import folded, show
-from pytorch_accelerated.tracking.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 
 # The first prefix that fits chooses the section of a value.
 _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}

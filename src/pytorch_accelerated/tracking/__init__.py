@@ -3,8 +3,7 @@
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, LoggedHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochTiming, StepHistory, StepRecord
-from pytorch_accelerated.tracking.trackers import hyperparameters_of
-from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity
+from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, hyperparameters_of, role_and_quantity
 
 __all__ = [
     "EpochTiming",

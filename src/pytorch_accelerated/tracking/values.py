@@ -1,17 +1,20 @@
-"""Names of metrics and what they say, and the form in which a history keeps values."""
+"""Names of metrics and what they say, the form in which a history keeps values, and the hyper-parameters of a run."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.models.wrappers import bare_model
+from pytorch_accelerated.run_config import TrainerRunConfig, plain_value
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
 _KIND = re.compile(r"(?:intermediate_)?eval(?:uation)?_")
@@ -170,3 +173,62 @@ def greater_is_better(quantity: str) -> bool | None:
     if any(word in _LESS_IS_BETTER for word in words):
         return False
     return True if any(word in _MORE_IS_BETTER for word in words) else None
+
+
+def hyperparameters_of(
+    model: nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    *,
+    run_config: TrainerRunConfig | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What trackers log of a run: its config, the classes of its parts with their numbers, and values of your own.
+
+    Values are None, bools, numbers and strings. Names of nested values are joined by dots; lists become strings. Does
+    not wait for the device.
+
+    >>> hyperparameters_of(nn.Linear(3, 1), own={"data": {"size": 8}})["data.size"]
+    8
+
+    Args:
+        model: wrapped or not.
+        optimizer: any object; of its parameter groups, everything but the parameters is included.
+        scheduler: any object.
+        run_config: of the run.
+        own: values by name; they replace others of the same name.
+    """
+    bare = bare_model(model)
+    total = _elements(bare.parameters())
+    trainable = _elements(parameter for parameter in bare.parameters() if parameter.requires_grad)
+    nested = {
+        **({} if run_config is None else run_config.to_dict()),
+        "model": type(bare),
+        "model.parameters": total,
+        "model.trainable_parameters": trainable,
+        "model.trainable_share": trainable / total if total else 0.0,
+        # accelerate's wrappers name their own class
+        "optimizer": getattr(optimizer, "optimizer", optimizer),
+        "scheduler": getattr(scheduler, "scheduler", scheduler),
+    }
+    for index, group in enumerate(getattr(optimizer, "param_groups", None) or []):
+        prefix = f"optimizer.group_{index}" if index else "optimizer"
+        settings = {name: value for name, value in group.items() if name != "params"}
+        values = {"parameters": _elements(group["params"]), **settings}
+        nested |= {f"{prefix}.{name}": value for name, value in values.items()}
+    return dict(_flat({**nested, **(own or {})}))
+
+
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()  # a learning rate may be a tensor; this is before the first update
+        plain = plain_value(value)
+        yield f"{prefix}{name}", str(plain) if isinstance(plain, list) else plain
