@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pytorch_accelerated import Trainer, huggingface
+from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -22,7 +22,6 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import (
-    ArgumentTypeError,
     CallbackMethodNotImplementedError,
     DuplicateCallbackError,
     StopTrainingError,
@@ -239,14 +238,6 @@ def test_the_warning_points_at_the_line_that_gives_the_callback(mistake: Any):
     assert caught[0].filename == __file__
 
 
-def test_a_callback_has_its_own_state_and_every_event():
-    callback = TrainerCallback()
-    assert callback.state_dict() == {}
-    callback.load_state_dict({})
-    assert callback.state_key == "TrainerCallback"
-    assert sorted(EVENTS) == sorted(name for name in vars(TrainerCallback) if name.startswith("on_"))
-
-
 def test_callbacks_declare_whether_ranks_agree_after_each_update():
     class Watches(TrainerCallback):
         ranks_agree_after_each_update = False
@@ -289,12 +280,3 @@ def test_a_custom_handler_receives_every_event():
     trainer.train((torch.ones(4, 1), torch.ones(4, 1)), 1, per_device_batch_size=2)
     assert heard.count("on_train_step_start") == heard.count("on_optimizer_step_end") == 2
     assert heard[-1] == "on_training_run_end"
-
-
-def test_callbacks_of_transformers_are_refused_with_what_to_write_instead():
-    class Own(huggingface.TrainerCallback):
-        pass
-
-    for callback in (huggingface.TensorBoardCallback, Own()):
-        with pytest.raises(ArgumentTypeError, match=r"is for .*has other events.*there is TrackerCallback"):
-            CallbackHandler([callback])

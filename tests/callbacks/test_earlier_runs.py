@@ -10,11 +10,10 @@ import pytest
 
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.schedulers import WSDLrScheduler
-from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, weights_of
+from tests.callbacks.runs import Score, a_trainer, fit
 
 # An interrupted run ends before its first evaluation, so it has no best model to load.
 pytestmark = pytest.mark.filterwarnings("ignore:The model has the weights of the last update")
@@ -73,14 +72,6 @@ def test_a_second_run_that_continues_the_search_replaces_a_file_only_for_a_bette
     assert lines_about_earlier_runs(capsys) == []
 
 
-def test_the_epoch_of_the_best_model_is_reported_when_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    score = Score([3.0, 0.25, 2.0])
-    trainer = a_trainer(score, SaveBestModelCallback("here.pt", watch_metric="score"))
-    fit(trainer)
-    assert "Loaded the weights of epoch 2 (score 0.2500) from here.pt" in capsys.readouterr().out.splitlines()
-    assert_same_weights(weights_of(trainer.model), score.weights[1])
-
-
 def test_updates_are_counted_on_where_the_history_is_not_reset() -> None:
     log = CSVLoggerCallback("log.csv", step_records=False)
     trainer = a_trainer(log)
@@ -123,22 +114,3 @@ def test_the_best_states_of_a_second_run_are_found(capsys: pytest.CaptureFixture
     trainer.callback_handler.add_callback(saver)
     fit(trainer, 3, reset_run_history=False)
     assert {folder.name for folder in Path("states").iterdir() if folder.is_dir()} == {"epoch_3", "epoch_4"}
-
-
-@pytest.mark.parametrize("reset_on_train", [True, False])
-def test_the_best_epoch_is_counted_on_in_a_second_run(reset_on_train: bool) -> None:
-    best = SaveBestModelCallback(watch_metric="score", reset_on_train=reset_on_train)
-    stopping = EarlyStoppingCallback(2, 0, watch_metric="score", reset_on_train=reset_on_train)
-    score = Score([2.0, 1.0])
-    trainer = a_trainer(score, best, stopping)
-    fit(trainer, 2)
-    assert (best.best_metric, best.best_metric_epoch) == (1.0, 2)
-    score.values = [1.5, 1.25, 1.0]
-    fit(trainer, 3, reset_run_history=False)
-    if reset_on_train:  # the second run has a best model of its own, in the epoch that the history counts
-        assert (best.best_metric, best.best_metric_epoch) == (1.0, 5)
-        assert trainer.run_history.current_epoch == 6
-    else:  # two evaluations without improvement over the first run's
-        assert (best.best_metric, best.best_metric_epoch) == (1.0, 2)
-        assert trainer.run_history.current_epoch == 5
-        assert stopping.evaluations_without_improvement == 2

@@ -15,9 +15,8 @@ from pytorch_accelerated.callbacks.evaluation import (
     StepBasedEvaluationCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
-from pytorch_accelerated.utils import LimitBatches
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
 
@@ -82,12 +81,6 @@ def test_every_module_is_back_in_its_own_mode_after_an_evaluation():
     trainer, _ = trainer_with(StepBasedEvaluationCallback(1), modes)
     train(trainer)
     assert modes.seen == [[False, True, True]] * 10
-
-
-@pytest.mark.parametrize(("interval", "error"), [(0, ConfigurationError), (1.5, ArgumentTypeError)])
-def test_an_interval_that_is_not_a_number_of_updates_is_rejected(interval, error):
-    with pytest.raises(error, match="eval_every_n_steps"):
-        StepBasedEvaluationCallback(interval)
 
 
 # Shorter evaluations
@@ -178,28 +171,3 @@ def test_training_epochs_and_evaluations_end_after_that_many_batches():
     assert counter.take() == (6, 6)
     trainer.evaluate(regression_data(12), per_device_batch_size=4)
     assert counter.take() == (0, 2)
-
-
-def test_a_limit_is_reported_with_its_origin(capsys):
-    with LimitBatches(2):
-        trainer, _ = limited(LimitBatchesCallback(3))
-    trainer.train(regression_data(20), 1, per_device_batch_size=4)
-    lines = capsys.readouterr().out.splitlines()
-    assert "Using 3 batches of each pass at most (LimitBatchesCallback)" in lines
-    assert "Using 2 batches of each pass at most (PT_ACC_LIMIT_BATCHES)" in lines
-    trainer.preflight(regression_data(20), 1, per_device_batch_size=4)
-    assert "Using 1 " not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("own_limit", [1, 3])
-def test_the_smaller_one_of_two_limits_counts(own_limit):
-    with LimitBatches(2):
-        trainer, counter = limited(LimitBatchesCallback(own_limit))
-    trainer.train(regression_data(20), 1, per_device_batch_size=4)
-    assert counter.take() == (min(own_limit, 2), 0)
-
-
-@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])
-def test_a_limit_that_is_not_a_number_of_batches_is_rejected(limit):
-    with pytest.raises(ConfigurationError, match="num_batches is .* at least 1"):
-        LimitBatchesCallback(limit)

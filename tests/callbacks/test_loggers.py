@@ -16,9 +16,7 @@ from pytorch_accelerated.callbacks import loggers
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.trainer import Trainer
-from tests.chaos.size import size
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
@@ -278,29 +276,6 @@ def test_only_the_first_of_all_ranks_writes(tmp_path):
     output = run_on_ranks(ON_RANKS, 2, tmp_path / "log.csv")
     assert output.stdout_of_ranks == ("['log.csv', 'log.csv']\n", "[]\n")
     assert len(read_csv(tmp_path / "log.csv")) == 2
-
-
-@pytest.mark.slow
-def test_a_run_with_very_many_values_is_saved_logged_and_resumed_like_a_short_one(tmp_path):
-    rows = size(800, 6400)
-
-    class Record(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            updates = trainer.run_state.updates
-            for number in range(1, 1 + (250 if updates <= rows // 4 else 1)):
-                trainer.run_history.update_metric(f"value_{number}", updates / number)
-
-    def run(**arguments: Any) -> Any:
-        paths = tmp_path / "log.csv", tmp_path / "log.jsonl"
-        saver = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)
-        trainer = trainer_with(Record(), CSVLoggerCallback(paths[0]), JSONLoggerCallback(paths[1]), saver)
-        train(trainer, 2, data=regression_data(rows), **arguments)
-        return trainer.run_history.records, read_csv(paths[0]), read_json(paths[1])
-
-    whole = run()
-    assert len(whole[0]) > 250 * (rows // 4)  # in make chaos, as JSON, 18 MB, and as many in each logger
-    assert whole[1] == whole[2]
-    assert run(resume_from=tmp_path / "states" / "epoch_1") == whole
 
 
 # The learning rate

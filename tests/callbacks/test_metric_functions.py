@@ -18,7 +18,6 @@ from pytorch_accelerated.errors import (
     ArgumentTypeError,
     ConfigurationError,
     HookOutputError,
-    PytorchAcceleratedError,
 )
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_script
@@ -164,16 +163,6 @@ def test_predictions_and_targets_are_found_by_name_or_function(predictions):
     assert metrics["eval_accuracy"] == pytest.approx(float(expected))
 
 
-def test_an_override_may_leave_rows_out():
-    class WithoutKindTwo(MetricsCallback):
-        def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-            predictions, targets = super().get_predictions_and_targets(batch, batch_output)
-            return predictions[targets != 2], targets[targets != 2]
-
-    trainer = train(make_trainer(WithoutKindTwo({"rows": lambda predictions, targets: len(targets)})))
-    assert latest(trainer, "eval_rows") == int((wine()[1][111:] != 2).sum())
-
-
 def test_a_loop_of_the_users_own_computes_functions_too():
     class OwnLoop(Trainer):
         def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -239,25 +228,6 @@ def test_a_result_that_is_no_number_is_an_error_that_shows_it(value, told):
 def test_what_is_no_metric_is_an_error_before_the_run(metrics, error, told):
     with pytest.raises(error, match=told):
         MetricsCallback(metrics)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"predictions": "scores"}, "no entry 'scores' in a Tensor. Pass `predictions`"),
-        ({"targets": "kind"}, "no entry 'kind' in a list. Pass `targets`"),
-        ({"predictions": lambda outputs: None}, r"\['predictions'\] is None.* `predictions` and `targets` of Metrics"),
-        ({"predictions": lambda outputs: outputs.mean()}, r"\['predictions'\] has no rows"),
-        ({"predictions": lambda outputs: outputs[:1]}, r"\['predictions'\] has 1, .*\['targets'\] has 8"),
-        (
-            {"predictions": lambda outputs: outputs[:, : len(outputs) - 4]},
-            "cannot be joined .* `predictions` and `targets` of Metrics.*, padded there",
-        ),
-    ],
-)
-def test_outputs_that_cannot_be_collected_are_an_error_that_says_where_to_change_them(arguments, told):
-    with pytest.raises(PytorchAcceleratedError, match=told):
-        train(make_trainer(MetricsCallback({"accuracy": accuracy}, **arguments)))
 
 
 @pytest.mark.parametrize("is_column", [False, True], ids=["row", "column"])

@@ -143,23 +143,6 @@ def test_metrics_are_not_mistaken_for_equal_because_their_first_batch_was():
     assert recorded(trainer, "eval_") == pytest.approx({"eval_top_1": 4 / 6, "eval_top_3": 1.0})
 
 
-def test_dict_batches_and_outputs_have_logits_and_labels():
-    class Classifier(nn.Linear):
-        def forward(self, inputs, labels):  # type: ignore[override]
-            logits = super().forward(inputs)
-            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-    model = Classifier(CLASSES, CLASSES)
-    inputs, labels = classification_data(12)
-    callback = MetricsCallback({"accuracy": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES)})
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[callback])
-    trainer.evaluate({"inputs": inputs, "labels": labels}, per_device_batch_size=5)
-    expected = torchmetrics.functional.accuracy(
-        nn.functional.linear(inputs, model.weight, model.bias), labels, "multiclass", num_classes=CLASSES
-    )
-    assert recorded(trainer, "eval_") == pytest.approx({"eval_accuracy": expected.item()})
-
-
 def test_metrics_that_keep_predictions_do_not_keep_the_graph():
     class Graphs(TrainerCallback):
         kept: tuple[bool, ...] = ()

@@ -16,13 +16,11 @@ from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.errors import (
-    ConfigurationError,
     DuplicateCallbackError,
     NonFiniteLossError,
 )
 from pytorch_accelerated.utils import read_run_history
 from tests.callbacks.runs import (
-    DATA,
     Die,
     DieAfter,
     Score,
@@ -102,14 +100,6 @@ def test_optimizer_and_scheduler_of_the_best_epoch_come_with_its_weights() -> No
     assert steps == {5}
 
 
-def test_the_last_weights_stay_if_loading_is_switched_off() -> None:
-    score = Score([1, 2, 3])
-    trainer = a_trainer(score, save_best_score(load_saved_checkpoint=False))
-    fit(trainer)
-    assert_same_weights(weights_of(trainer.model), score.weights[2])
-    assert_same_weights(torch.load("best_model.pt")["model_state_dict"], score.weights[0])
-
-
 def test_the_best_weights_are_loaded_after_a_loss_that_is_not_finite() -> None:
     score = Score([2, 1, 3])
     trainer = a_trainer(score, save_best_score(), TerminateOnNaNCallback, SpoilAfter(12))
@@ -136,39 +126,6 @@ def test_a_run_that_saved_nothing_says_so_and_keeps_its_weights() -> None:
     assert [Path(warning.filename).name for warning in caught] == ["runs.py"]  # where `train` is called
     assert_same_weights(weights_of(trainer.model), score.weights[2])
     assert not Path("best_model.pt").exists()
-
-
-def test_evaluations_inside_an_epoch_are_judged_at_once() -> None:
-    class Look(TrainerCallback):
-        def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-            if is_intermediate:
-                weights.append(weights_of(trainer.get_model()))
-
-    weights: list[Any] = []
-    callback = SaveBestModelCallback(watch_metric="intermediate_eval_loss", greater_is_better=True)
-    trainer = a_trainer(StepBasedEvaluationCallback(2), Look(), callback)
-    values = fit(trainer).get_metric_values("intermediate_eval_loss")
-    assert len(values) == 7
-    best = values.index(max(values))
-    assert (2 * (best + 1)) % 5 != 0  # else the end of an epoch could have found it, too
-    assert callback.best_metric == values[best]
-    assert_same_weights(weights_of(trainer.model), weights[best])
-
-
-def test_evaluate_is_not_judged() -> None:
-    class AlwaysBetter(TrainerCallback):
-        evaluations = 0
-
-        def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-            self.evaluations += 1
-            trainer.run_history.update_metric("score", -self.evaluations)
-
-    callback = save_best_score()
-    trainer = a_trainer(AlwaysBetter(), callback)
-    fit(trainer, num_epochs=2)
-    assert trainer.evaluate(DATA)["score"] == -3
-    assert (callback.best_metric, callback.best_metric_epoch) == (-2, 2)
-    assert torch.load("best_model.pt")["score"] == -2
 
 
 def test_values_of_an_earlier_run_are_not_judged() -> None:
@@ -369,20 +326,6 @@ def test_states_are_saved_by_the_clock() -> None:
     fit(a_trainer(*timed(1, seconds_per_update=20)))
     # The clock starts with the first update, at its end.
     assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
-
-
-def test_numbers_that_cannot_work_are_refused_at_once() -> None:
-    for arguments in (
-        {"save_every_n_epochs": 0},
-        {"save_every_n_steps": -1},
-        {"save_every_n_minutes": 0.0},
-        {"max_checkpoints": 0},
-        {"keep_best": 0},
-    ):
-        with pytest.raises(ConfigurationError):
-            SaveTrainingStateCallback(**arguments)
-    with pytest.raises(ConfigurationError, match="no evaluation set"):
-        fit(a_trainer(SaveTrainingStateCallback(keep_best=1)), eval_dataset=None)
 
 
 # ------------------------------------------------------------------------------------------------------ several ranks

@@ -329,16 +329,3 @@ def test_a_resumed_run_that_had_reached_its_value_stops_again_unless_the_limit_h
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         StopAtCallback("score", **limits)
-
-
-def test_a_loss_that_is_not_finite_says_what_the_parameters_are_by_now() -> None:
-    class Diverges(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            return {**output, "loss": output["loss"] * (math.inf if self.run_state.updates == 2 else 1)}
-
-    trainer = Diverges(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[TerminateOnNaNCallback], seed=5)
-    with pytest.raises(
-        NonFiniteLossError, match=r"By now \d of \d parameters are not finite: '.*nonfinite_policy='skip'"
-    ):
-        trainer.train(regression_data(8), 1, per_device_batch_size=2)

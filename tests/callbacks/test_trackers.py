@@ -315,11 +315,6 @@ def test_a_missing_package_is_an_error_that_says_what_to_install(name: str, monk
         TrackerCallback(name)
 
 
-def test_options_for_another_tracker_are_an_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"`options` is for \['wandb'\], but the trackers are \['list'\]"):
-        TrackerCallback(ListTracker(), options={"wandb": {"tags": ["first"]}})
-
-
 def test_histograms_warn_that_they_are_not_logged_any_more(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="log_figure"):
         TrackerCallback("tensorboard", folder=tmp_path).log_histogram("weights", [1.0, 2.0])

@@ -160,12 +160,6 @@ def test_callbacks_of_the_average_see_its_evaluation_only() -> None:
     assert error == pytest.approx(callback.best_metric, rel=TOLERANCE)
 
 
-def test_evaluate_does_not_evaluate_the_average() -> None:
-    trainer = a_trainer(ModelEmaCallback())
-    fit(trainer, num_epochs=1)
-    assert trainer.evaluate(DATA).keys() == {"evaluation_loss"}
-
-
 def test_without_evaluation_the_average_is_saved_at_the_end_of_the_run() -> None:
     callback = ModelEmaCallback(decay=0.5, evaluate_during_training=False)
     history = fit(a_trainer(callback), eval_dataset=None)

@@ -62,14 +62,6 @@ def test_there_is_a_state_before_and_a_file_after_each_decay() -> None:
         assert {"optimizer_state_dict", "scheduler_state_dict"} < saved.keys()
 
 
-@pytest.mark.parametrize("save_optimizer", [True, False])
-@pytest.mark.parametrize("save_scheduler", [True, False])
-def test_the_files_have_what_was_asked_for(save_optimizer: bool, save_scheduler: bool) -> None:
-    fit(a_trainer(WSDCheckpointCallback("here", save_optimizer, save_scheduler)), create_scheduler_fn=schedule(15))
-    saved = torch.load("here/checkpoint_15_wsd_post_decay.pt")
-    assert ("optimizer_state_dict" in saved, "scheduler_state_dict" in saved) == (save_optimizer, save_scheduler)
-
-
 def callbacks(folder: str, **kwargs: Any) -> list[Any]:
     return [
         SaveBestModelCallback(f"{folder}/best.pt"),

@@ -1,8 +1,6 @@
 """The range test finds a rate that trains well, and leaves nothing behind."""
 
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,79 +12,9 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.looking.learning_rates import LearningRateTest
-from tests.looking.worlds import Counting, everything, make, results
-from tests.support.dispositions import default_signals
+from tests.looking.worlds import Counting, make
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
-from tests.support.resuming import assert_same
-
-WAYS: list[dict[str, Any]] = [
-    {},
-    {"gradient_accumulation_steps": 3, "gradient_clip_norm": 0.5},
-    {"train_dataloader_kwargs": {"generator": torch.Generator()}, "gradient_clip_value": 0.1},
-]
-
-
-@pytest.mark.parametrize("precision", [None, "bf16"])
-@pytest.mark.parametrize("way", range(len(WAYS)))
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "dicts"])
-def test_a_search_changes_nothing_and_neither_does_it_change_the_runs_after_it(
-    kind: str, way: int, precision: str | None
-) -> None:
-    found = []
-    for is_searched in (False, True):
-        trainer, data = make(kind, mixed_precision=precision)
-        arguments = {"per_device_batch_size": 8, **WAYS[way]}
-        WAYS[2]["train_dataloader_kwargs"]["generator"].manual_seed(1)
-        trainer.train(data, 1, **arguments)  # so that there is a history, and a state of the optimizer
-        for parameter in trainer.get_model().parameters():
-            parameter.grad = torch.rand_like(parameter)
-        trainer.get_model().eval()
-        if is_searched:
-            before = everything(trainer)
-            test = trainer.find_lr(data, num_updates=30, **arguments)
-            assert_same(everything(trainer), before)
-            assert len(test.rates) == len(test.losses) <= 30
-        trainer.train(data, 2, data, **arguments)
-        found.append(results(trainer))
-    assert_same(found[1], found[0])
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_an_exception_in_the_middle_leaves_nothing_behind(kind: str, error: type[BaseException]) -> None:
-    trainer, data = make(kind)
-    trainer.train(data, 1)
-    before = everything(trainer)
-    calls = []
-
-    def failing(loss: torch.Tensor) -> None:
-        calls.append(loss)
-        loss.backward()
-        if len(calls) == 7:
-            raise error
-
-    trainer.backward_step = failing  # type: ignore[method-assign]
-    with pytest.raises(error):
-        trainer.find_lr(data)
-    del trainer.backward_step
-    assert len(calls) == 7
-    assert_same(everything(trainer), before)
-
-
-def test_ctrl_c_leaves_nothing_behind() -> None:
-    class Interrupting(Trainer):
-        def optimizer_step(self) -> None:
-            super().optimizer_step()
-            if self.run_state.updates == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    model = nn.Linear(3, 2).double()
-    trainer = Interrupting(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
-    before = everything(trainer)
-    with default_signals(), pytest.raises(KeyboardInterrupt):
-        trainer.find_lr(regression_data(20))
-    assert_same(everything(trainer), before)
 
 
 def test_groups_keep_their_ratios_and_rates_grow_by_a_constant_factor() -> None:
@@ -153,17 +81,6 @@ def test_losses_that_are_not_finite_or_huge_do_not_hide_the_fall() -> None:
         assert rates[30] < test.suggestion < rates[45]
     nothing = LearningRateTest((1e-6,), (math.nan,), (1.0,), True)
     assert nothing.suggestion is None
-
-
-def test_the_result_shows_itself(tmp_path: Path) -> None:
-    trainer, _ = make("cnn", seed=1)
-    images = torch.randn(60, 1, 6, 6)
-    test = trainer.find_lr((images, (images.mean((1, 2, 3)) > 0).long()), num_updates=60)
-    assert test.suggestion is not None
-    assert test.suggestions == pytest.approx((test.suggestion, test.suggestion / 2))
-    assert f"Suggested learning rate: {test.suggestion:.2e}" in str(test)
-    test.plot(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

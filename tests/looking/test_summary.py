@@ -14,44 +14,53 @@ from pytorch_accelerated.looking import rehearsal
 from tests.looking.worlds import everything, make, results
 from tests.support.resuming import assert_same
 
+WAYS: dict[str, dict[str, Any]] = {
+    "mlp": {"train_dataloader_kwargs": {"generator": torch.Generator()}},
+    "cnn": {"gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5},
+    "dicts": {},
+}
 
-def looks(trainer: Trainer, data: Any) -> dict[str, Any]:
-    return {
-        "summary": lambda: trainer.summary(data, per_device_batch_size=8, gradient_accumulation_steps=2),
-        "preflight": lambda: trainer.preflight(data, 2, data, per_device_batch_size=8),
-    }
+
+def look_at(trainer: Trainer, data: Any, look: str, **arguments: Any) -> None:
+    positional = {"summary": (data,), "find_lr": (data,), "preflight": (data, 2, data)}[look]
+    getattr(trainer, look)(*positional, per_device_batch_size=8, **arguments)
 
 
-@pytest.mark.parametrize("look", ["summary", "preflight"])
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "dicts"])
+@pytest.mark.parametrize("look", ["summary", "preflight", "find_lr"])
+@pytest.mark.parametrize("kind", WAYS)
 def test_a_look_changes_nothing_and_neither_does_it_change_the_runs_after_it(kind: str, look: str) -> None:
     found = []
     for is_looked_at in (False, True):
         trainer, data = make(kind, mixed_precision="bf16")
-        trainer.train(data, 1, per_device_batch_size=8)
+        WAYS["mlp"]["train_dataloader_kwargs"]["generator"].manual_seed(1)
+        trainer.train(data, 1, per_device_batch_size=8, **WAYS[kind])  # so that there is a state of the optimizer
+        for parameter in trainer.get_model().parameters():
+            parameter.grad = torch.rand_like(parameter)
         trainer.get_model().eval()
         if is_looked_at:
             before = everything(trainer)
-            looks(trainer, data)[look]()
+            look_at(trainer, data, look, **WAYS[kind])
             assert_same(everything(trainer), before)
-        trainer.train(data, 2, data, per_device_batch_size=8)
+        trainer.train(data, 2, data, per_device_batch_size=8, **WAYS[kind])
         found.append(results(trainer))
     assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("look", ["summary", "preflight"])
-def test_an_error_in_a_look_leaves_nothing_behind(look: str) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("look", ["summary", "preflight", "find_lr"])
+def test_an_error_in_a_look_leaves_nothing_behind(look: str, error: type[BaseException]) -> None:
     trainer, data = make("cnn")
     trainer.train(data, 1)
     before = everything(trainer)
 
-    def failing() -> None:
-        raise ZeroDivisionError
+    def failing(loss: torch.Tensor) -> None:
+        loss.backward()
+        raise error
 
-    trainer.optimizer_step = failing  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
-        looks(trainer, data)[look]()
-    del trainer.optimizer_step
+    trainer.backward_step = failing  # type: ignore[method-assign]
+    with pytest.raises(error):
+        look_at(trainer, data, look)
+    del trainer.backward_step
     assert_same(everything(trainer), before)
 
 

@@ -160,9 +160,9 @@ def test_passes_outside_of_a_run_end_as_a_line(outputs):
 @pytest.mark.parametrize(
     ("cell", "error", "reason"),
     [
-        ("interrupted", "KeyboardInterrupt", "Interrupted (epoch 2, after 13 updates)"),
+        ("interrupted", "KeyboardInterrupt", "Ended by KeyboardInterrupt in epoch 2, after 13 updates"),
         ("signal", "KeyboardInterrupt", "Stopped early: SIGINT"),
-        ("failed", "ValueError", "Failed with ValueError: &lt;b&gt;no&lt;/b&gt; more (epoch 2, after 13 updates)"),
+        ("failed", "ValueError", "Ended by ValueError in epoch 2, after 13 updates"),
     ],
 )
 def test_a_run_that_did_not_end_by_itself_keeps_its_table_and_says_why(outputs, cell, error, reason):

@@ -99,14 +99,6 @@ def test_facts_are_read_once_a_second_however_often_the_display_is_refreshed():
     assert display.snapshots[-1].facts == {"loss": "5"}
 
 
-def test_the_speed_follows_a_change_of_pace():
-    clock, display = Clock(), RecordingDisplay()
-    progress = Progress("epoch 1/1", 1000, display, clock=clock)
-    run_batches(progress, clock, 10, seconds_each=10)
-    run_batches(progress, clock, 200, seconds_each=1)
-    assert display.snapshots[-1].batches_per_second == 1
-
-
 # Lines
 
 
@@ -133,17 +125,6 @@ def test_lines_come_after_10_seconds_and_then_ever_more_rarely():
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 60
-
-
-def test_a_line_has_everything_in_words():
-    lines: list[str] = []
-    display = LineDisplay(lines.append)
-    display.show(snapshot(), now=10)
-    display.show(snapshot(total=None, samples_per_batch=None), now=1000)
-    assert lines == [
-        "epoch 3/10: 45% (450/1000), 00:12 elapsed, 00:15 left, 1168 samples/s, loss 0.4321, lr 1.00e-03",
-        "epoch 3/10: 450 batches, 00:12 elapsed, 36.5 batches/s, loss 0.4321, lr 1.00e-03",
-    ]
 
 
 # Bars
@@ -220,12 +201,6 @@ def add_rows(table: GrowingTable, *rows: dict[str, str]) -> list[str]:
 
 def table(columns: int = 80) -> GrowingTable:
     return GrowingTable(minor_names=("lr", "time"), columns=columns)
-
-
-def test_a_long_table_repeats_its_header_every_30_rows():
-    lines = add_rows(table(), *[{**ROW, "epoch": str(epoch)} for epoch in range(1, 62)])
-    assert [i for i, line in enumerate(lines) if line.startswith("epoch")] == [0, 33, 66]
-    assert lines[32:34] == ["", lines[0]]
 
 
 def test_a_new_column_brings_a_new_header_and_stays():

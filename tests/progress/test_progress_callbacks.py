@@ -26,10 +26,9 @@ from pytorch_accelerated.callbacks import (
     ProgressBarCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
-    TerminateOnNaNCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.progress.bars import BarDisplay
 from pytorch_accelerated.progress.text import format_number
 from pytorch_accelerated.trainer import Trainer
@@ -292,14 +291,6 @@ def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
     assert without_times(capsys.readouterr().out)[-2] == "Finished 1 epoch, 1 update in TIME"
 
 
-def test_a_loss_that_is_not_finite_is_explained_by_the_error_alone(capsys):
-    trainer = make_trainer(*SCREEN, TerminateOnNaNCallback)
-    with pytest.raises(NonFiniteLossError, match="Look for bad values"):
-        trainer.train((torch.full((8, 2), math.nan), torch.zeros(8, 1)), num_epochs=5)
-    text = capsys.readouterr().out
-    assert re.search(r"^Failed after 0 epochs, 1 update in \w+: NonFiniteLossError$", text, re.MULTILINE)
-
-
 # Bars
 
 
@@ -315,21 +306,6 @@ def test_in_a_terminal_bars_come_and_go_and_the_table_stays(capsys):
     )
     assert re.fullmatch(r"evaluation  50%\|█+\S* +\| 1/2 \[.*, loss=\S+\]", in_evaluation.screens[0][-1])
     assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished", "Best"]
-
-
-@pytest.mark.usefixtures("every_refresh")
-def test_an_evaluation_inside_an_epoch_has_its_bar_below_and_its_row_above():
-    class AfterFirstUpdate(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == 1:
-                trainer.request_evaluation()
-
-    with in_a_terminal(100) as terminal:
-        within, after = Watch(terminal, "on_eval_step_end"), Watch(terminal, "on_train_step_end")
-        trainer = make_trainer(ProgressBarCallback, LogMetricsCallback, AfterFirstUpdate, within, after)
-        trainer.train(rows(8), num_epochs=1, eval_dataset=rows(4), per_device_batch_size=4)
-    assert [line.split()[0] for line in within.screens[0]] == ["epoch", "evaluation"]
-    assert [line.split()[:2] for line in after.screens[1]][2:] == [["1", "@1"], ["epoch", "1/1"]]
 
 
 @pytest.mark.usefixtures("every_refresh")

@@ -142,18 +142,6 @@ def test_later_changes_of_a_tensor_or_array_do_not_change_the_history(history, w
     assert [unwrapped(value).tolist() for value in history.get_metric_values("counts")] == [[1], [2]]
 
 
-def test_tables_plots_and_descriptions_omit_values_that_are_not_numbers(history):
-    pytest.importorskip("pandas")
-    pytest.importorskip("matplotlib")
-    record_two_epochs(history)
-    history.update_metric("matrix", torch.ones(2, 2))
-    assert list(history.to_dataframe().columns) == ["train_loss_epoch", "eval_loss_epoch"]
-    assert len(history.plot().axes) == 1
-    assert repr(history).endswith("eval_loss_epoch 1, matrix (Tensor))")
-    with pytest.raises(UnknownMetricError, match="'matrix' has no number among its values"):
-        history.plot("matrix")
-
-
 def test_a_copied_and_a_saved_history_have_all_values(history):
     history.update_metric("report", {"f1": 0.5})
     history.update_metric("matrix", torch.eye(2))
@@ -230,16 +218,6 @@ def test_a_saved_history_continues_where_it_stopped(history, version):
         assert [record.name for record in each.read_new_records("printer")] == ["late", "matrix", "x_loss"]
         assert each.step_records == (step_record(1),)
     assert restored.records[-1] == history.records[-1] == MetricRecord("x_loss", 3.0, epoch=4, update=20)
-
-
-def test_a_history_shows_the_last_epoch_that_has_values_and_the_latest_value_of_each_metric(history):
-    name = type(history).__name__
-    assert repr(history) == f"{name}(no metrics)"
-    record_two_epochs(history)
-    assert history.current_epoch == 3
-    assert repr(history) == f"{name}(epoch 2: train_loss_epoch 0.5, eval_loss_epoch 1)"
-    history.update_metric("eval_loss_epoch", 0.123456)
-    assert repr(history) == f"{name}(epoch 3: train_loss_epoch 0.5, eval_loss_epoch 0.1235)"
 
 
 def test_a_subclass_that_calls_what_it_overrides_records_each_value_once():

@@ -168,6 +168,10 @@ class ProgressBarCallback(TrainerCallback):
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Remove the bar, so that the traceback starts on a new line."""
         self._close_all()
+        if trainer.run_context.page is not None:
+            epoch, updates = trainer.run_history.current_epoch, trainer.run_history.updates_done
+            where = f"in epoch {epoch}, after {format_count(updates, 'update')}"
+            trainer.run_context.page.note_end(f"Ended by {type(exception).__name__} {where}")
 
     def _start_run(self) -> None:
         self._close_all()

@@ -27,9 +27,10 @@ _WITHIN_EPOCHS = "train_loss"
 
 
 class _Run(NamedTuple):
-    """What is plotted of a run: its name, the numbers of each metric, and its step records."""
+    """What is plotted of a run: its name and history, the numbers of each metric, and its step records."""
 
     name: str
+    history: RunHistory
     metrics: dict[str, list[MetricRecord]]
     steps: Sequence[StepRecord]
 
@@ -41,7 +42,7 @@ def _selected(histories: Mapping[str, RunHistory], metric_names: str | Iterable[
     for name in wanted:
         if name not in known:
             raise unknown_metric(name, known, "number among its values")
-    runs = [_Run(name, {}, history.step_records) for name, history in histories.items()]
+    runs = [_Run(name, history, {}, history.step_records) for name, history in histories.items()]
     if metric_names is not None and "train_loss_epoch" not in wanted:
         runs = [run._replace(steps=()) for run in runs]
     for run in runs:
@@ -88,6 +89,8 @@ def plot_runs(
     for position, quantity in enumerate(losses_first, start=1):
         axes = figure.add_subplot(rows, columns, position)
         for number, run in enumerate(runs):
+            drawn = [name for name in panels[quantity] if name in run.metrics]
+            evaluated = [name for name in drawn if not role_and_quantity(name)[0].startswith("train")]
             for name in panels[quantity]:
                 role = roles.index(role_and_quantity(name)[0])
                 # One colour for each role, or for each run, in all panels.
@@ -97,9 +100,10 @@ def plot_runs(
                 label = name if len(runs) == 1 else f"{run.name}, {name}"
                 if name == _WITHIN_EPOCHS and run.steps:
                     _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
-                if name in run.metrics:
+                if name in drawn:
                     _draw(axes, run.metrics[name], axis, colour=colour, line=line, label=label)
-            _mark_best(axes, [run.metrics[name] for name in panels[quantity] if name in run.metrics], axis)
+                if name in (evaluated or drawn):
+                    _mark_best(axes, run, name, axis, colour=colour)
         decorate(axes, quantity, axis)
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         if log_scale and "loss" in quantity:
@@ -169,22 +173,14 @@ def _draw_steps(axes: Axes, run: _Run, axis: str, smoothing: float, *, colour: s
     axes.plot(places, smoothed(values, smoothing), color=colour, alpha=0.7, linewidth=1.2, label=label)
 
 
-def _mark_best(axes: Axes, metrics: list[list[MetricRecord]], axis: str) -> None:
-    """A ring around the best value of each metric of evaluations, or of training where there are none."""
-    roles = [role_and_quantity(records[0].name)[0] for records in metrics]
-    evaluated = [records for records, role in zip(metrics, roles, strict=True) if not role.startswith("train")]
-    for records in evaluated or metrics:
-        is_greater_better = greater_is_better(role_and_quantity(records[0].name)[1])
-        numbers = [place for place, record in enumerate(records) if not math.isnan(record.value)]
-        if is_greater_better is None or len(numbers) < 2:
-            continue
-        best = (max if is_greater_better else min)(numbers, key=lambda place: records[place].value)
-        spot = (getattr(records[best], axis), records[best].value)
-        lines = {line.get_label(): line for line in axes.get_lines()}
-        line = next(line for label, line in reversed(lines.items()) if str(label).endswith(records[0].name))
-        axes.scatter(*spot, s=90, facecolors="none", edgecolors=line.get_color(), linewidths=1.8, zorder=3)
-        above, colour = (0, -15 if is_greater_better else 9), line.get_color()
-        axes.annotate(f"{spot[1]:.4g}", spot, above, textcoords="offset points", ha="center", color=colour)
+def _mark_best(axes: Axes, run: _Run, name: str, axis: str, *, colour: str) -> None:
+    """A ring around the best value of a metric, if it is known which one is."""
+    is_greater_better = greater_is_better(role_and_quantity(name)[1])
+    best = None if is_greater_better is None else run.history.best_record(name, is_greater_better)
+    if best is not None and len(run.metrics[name]) > 1:
+        spot, above = (getattr(best, axis), best.value), (0, -15 if is_greater_better else 9)
+        axes.scatter(*spot, s=90, facecolors="none", edgecolors=colour, linewidths=1.8, zorder=3)
+        axes.annotate(f"{best.value:.4g}", spot, above, textcoords="offset points", ha="center", color=colour)
 
 
 def decorate(axes: Axes, title: str, x_label: str) -> None:
