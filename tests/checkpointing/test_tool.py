@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from tests.chaos.saved_runs import files_below
 from tests.checkpointing.writing import write_state
+from tests.support.tool import run_tool
 
 LOSSES = [0.5, 0.1, 0.4, 0.2, 0.3]  # of step_1, step_2, ...
 
@@ -35,7 +35,7 @@ def save(folder: Path, updates: int, loss: float) -> None:
 
 
 def run(command: str, *arguments: object) -> int:
-    return main(["checkpoints", command, *map(str, arguments)])
+    return run_tool("checkpoints", command, *arguments)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_names_that_the_screen_lacks_are_escaped(encoding, tmp_path, monkeypatch
     folder = tmp_path / "模型"
     assert [run(command, folder) for command in ("list", "verify", "show")] == [0, 0, 0]
     assert run("prune", folder, "--keep-last", 1) == 0
-    assert main(["compare", str(folder / "точность"), "--output", str(tmp_path / "模型.html")]) == 0
+    assert run_tool("compare", folder / "точность", "--output", tmp_path / "模型.html") == 0
     assert run("list", tmp_path / "нет") == 2
     printed, errors = (stream.buffer.getvalue().decode(encoding) for stream in (sys.stdout, sys.stderr))  # type: ignore[union-attr]
     assert printed.count(r"\u0442\u043e\u0447\u043d") == 4

@@ -10,6 +10,7 @@ import pytest
 from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
 from pytorch_accelerated.report.contents import data_in
 from tests.report.digits import train, trainer_with
+from tests.support.tool import run_tool
 
 
 def main(arguments: list[str]) -> Any:
@@ -31,7 +32,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def test_each_record_of_a_run_has_its_metrics(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = tmp_path / "new" / "compare.html"
-    assert main(["compare", *map(str, runs), "--output", str(output)]) == 0
+    assert run_tool("compare", *runs, "--output", output) == 0
     assert capsys.readouterr().out == f"Comparison: {output}\n"
     data = data_in(output.read_text())
     assert data is not None
@@ -49,7 +50,7 @@ def test_each_record_of_a_run_has_its_metrics(runs: list[Path], tmp_path: Path, 
 
 def test_runs_of_one_name_can_be_told_apart(runs: list[Path], tmp_path: Path):
     output = tmp_path / "compare.html"
-    assert main(["compare", str(runs[0]), str(runs[0]), "--output", str(output)]) == 0
+    assert run_tool("compare", runs[0], runs[0], "--output", output) == 0
     data = data_in(output.read_text())
     assert data is not None
     assert [run["name"] for run in json.loads(data)["runs"]] == ["run (1)", "run (2)"]
@@ -90,7 +91,7 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
         path.write_bytes(content)
     elif content is not None:
         path.write_text(content)
-    assert main(["compare", str(path), "--output", str(tmp_path / "compare.html")]) == 2
+    assert run_tool("compare", path, "--output", tmp_path / "compare.html") == 2
     error = capsys.readouterr().err
     assert f"{path} is not a record of a run: " in error
     assert "A run is a page that ReportCallback has written" in error
@@ -99,8 +100,8 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
 
 def test_a_page_that_compares_runs_is_not_one_of_them(runs: list[Path], tmp_path: Path, capsys):
     output = str(tmp_path / "compare.html")
-    main(["compare", *map(str, runs), "--output", output])
-    assert main(["compare", output, "--output", str(tmp_path / "other.html")]) == 2
+    run_tool("compare", *runs, "--output", output)
+    assert run_tool("compare", output, "--output", tmp_path / "other.html") == 2
     assert "compares 2 runs" in capsys.readouterr().err
 
 
@@ -108,6 +109,6 @@ def test_a_comparison_never_replaces_one_of_its_runs(runs: list[Path], tmp_path:
     (tmp_path / "link.html").symlink_to(runs[0])
     before = runs[0].read_bytes()
     for output in (runs[0], tmp_path / "link.html", tmp_path / "states" / ".." / "run.html"):
-        assert main(["compare", *map(str, runs), "--output", str(output)]) == 2
+        assert run_tool("compare", *runs, "--output", output) == 2
         assert "would replace" in capsys.readouterr().err
     assert runs[0].read_bytes() == before

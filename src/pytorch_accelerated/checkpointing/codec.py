@@ -127,7 +127,10 @@ class _Found:
 
     @property
     def end_byte(self) -> int:
-        return self.first_byte + _span(self.tensor.shape, self.tensor.stride()) * self.tensor.element_size()
+        """Where its last element in memory ends."""
+        sizes_and_steps = zip(self.tensor.shape, self.tensor.stride(), strict=True)
+        elements = 1 + sum((size - 1) * step for size, step in sizes_and_steps) if self.tensor.numel() else 0
+        return self.first_byte + elements * self.tensor.element_size()
 
 
 class _Encoder:
@@ -232,7 +235,7 @@ def _place_tensors(found: list[_Found]) -> dict[str, torch.Tensor]:
             stored[name] = first.tensor
             for one in group:
                 one.node.update({"$": "tensor", "name": name})
-                if one.tensor.stride() != _contiguous_stride(one.tensor.shape):
+                if one.tensor.stride() != torch.empty(one.tensor.shape, device="meta").stride():
                     one.node["stride"] = list(one.tensor.stride())
         else:
             start = first_byte = min(one.first_byte for one in group)
@@ -265,13 +268,6 @@ def _overlapping(found: list[_Found]) -> list[list[_Found]]:
     return [[found[index] for index in sorted(group)] for group in sorted(groups, key=min)]
 
 
-def _span(shape: torch.Size, stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last in memory."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
 def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
     """Whether the elements lie in memory without gaps and repeats, in any order of dimensions."""
     expected = 1
@@ -280,10 +276,6 @@ def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
             return 0 in shape
         expected *= size
     return True
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
 
 
 def _bytes_of_storage(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -109,19 +109,10 @@ def read_layout(
         raise InvalidCheckpointError(f"{what} is not a safetensors file: its header would have {header_bytes} bytes.")
     text = bytearray(header_bytes)
     read_into(memoryview(text))
-    layout = _tensor_layout(load_json(bytes(text), what=f"The header of {what}"), what=what)
-    stored_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout)
-    if stored_bytes != size_bytes - _PREFIX_BYTES - header_bytes:
-        raise InvalidCheckpointError(f"{what} has {size_bytes} bytes, which is not what its header describes.")
-    return layout
-
-
-def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of all tensors from a parsed header, which may be anything."""
+    header = load_json(bytes(text), what=f"The header of {what}")  # may be anything
+    layout, position = [], 0
     try:
         header.pop("__metadata__", None)
-        layout = []
-        position = 0
         for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape = DTYPES[facts["dtype"]], facts["shape"]
             start, position = position, position + math.prod(shape) * dtype.itemsize
@@ -130,6 +121,8 @@ def _tensor_layout(header: Any, *, what: str) -> list[tuple[str, torch.dtype, li
             layout.append((name, dtype, shape))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(f"{what} has an invalid header ({type(error).__name__}: {error}).") from error
+    if position != size_bytes - _PREFIX_BYTES - header_bytes:
+        raise InvalidCheckpointError(f"{what} has {size_bytes} bytes, which is not what its header describes.")
     return layout
 
 

@@ -49,69 +49,61 @@ class FolderLock:
     def __init__(self, folder: str | Path, argument: str = "save_dir") -> None:
         self._folder = resolved(folder)
         self._argument = argument
+        self._is_held = False
         self._descriptor: int | None = None
-        self._is_new = False
 
     def acquire(self) -> None:
         """Lock the folder; a `CheckpointError` if another run holds the lock, or the disk fails."""
         if self._folder in _held:
             raise self._refusal("another run of this process")
-        if fcntl is None:
-            return
         with explained(self._folder):
-            self._is_new = not self._folder.exists()
-            self._descriptor = self._locked_file()
+            make_folders(self._folder)
+            while fcntl is not None and not self._try_to_lock():
+                pass
         _held.add(self._folder)
+        self._is_held = True
 
     def release(self) -> None:
-        """Unlock the folder if it is locked; delete it if `acquire` created it and it is still empty."""
+        """Unlock the folder if it is locked."""
+        if self._is_held:
+            self._is_held = False
+            _held.discard(self._folder)
         if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            try:
-                # Removed while it is locked, so nobody else can have locked this file since.
-                with contextlib.suppress(OSError):  # a file left behind locks nothing
-                    disk.remove(self._folder / LOCK_NAME)
-                    if self._is_new and not any(self._folder.iterdir()):
-                        disk.remove(self._folder)
-            finally:
-                os.close(descriptor)
-                _held.discard(self._folder)
+            # Removed while it is locked, so nobody else can have locked this file since.
+            with contextlib.suppress(OSError):  # a file left behind locks nothing
+                disk.remove(self._folder / LOCK_NAME)
+            os.close(self._descriptor)
+            self._descriptor = None
 
-    def _locked_file(self) -> int | None:
+    def _try_to_lock(self) -> bool:
+        """Lock the file. False if a run that has just ended deleted it meanwhile."""
         path = self._folder / LOCK_NAME
-        while True:
-            make_folders(self._folder)
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            except FileNotFoundError:
-                continue  # a run that has just ended deleted its empty folder
-            try:
-                # `flock` would pass the lock on to forked processes, which may live longer.
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                owner = os.read(descriptor, 200).decode(errors="replace").strip()
-                os.close(descriptor)
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._refusal(owner or "another process") from error
-                return None  # a file system without locks
-            if _is_still_at(path, descriptor):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                return descriptor
-            os.close(descriptor)  # a run that has just ended deleted this file
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            # `flock` would pass the lock on to forked processes, which may live longer.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_still_there = os.path.samestat(os.stat(path), os.fstat(descriptor))
+        except FileNotFoundError:
+            is_still_there = False
+        except OSError as error:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise self._refusal(owner or "another process") from error
+            return True  # a file system without locks
+        if is_still_there:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            self._descriptor = descriptor
+        else:
+            os.close(descriptor)
+        return is_still_there
 
     def _refusal(self, owner: str) -> CheckpointError:
         return CheckpointError(
             f"{owner} is saving to {self._folder}. Two runs in one folder would replace and delete each other's "
             f"states. Give this one another `{self._argument}`, or end the other one first."
         )
-
-
-def _is_still_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 class StateFolders:

@@ -55,7 +55,7 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
     mismatches = {name: _mismatch(value, state[name]) for name, (_, value) in live.items() if name in state}
     complaints += [f"{name}: {mismatch}" for name, mismatch in mismatches.items() if mismatch]
     if complaints:
-        further = [f"and {len(complaints) - _MOST_COMPLAINTS} more"] if len(complaints) > _MOST_COMPLAINTS else []
+        further = [f"and {len(complaints) - _MOST_COMPLAINTS} more"] * (len(complaints) > _MOST_COMPLAINTS)
         raise InvalidCheckpointError(
             f"The saved state does not belong to this {type(module).__name__}; nothing was loaded:\n  "
             + "\n  ".join([*complaints[:_MOST_COMPLAINTS], *further])
@@ -75,7 +75,10 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
         InvalidCheckpointError: says what does not fit.
     """
     check_canonical(module, state, may_lack=may_lack)
-    copies = copy.deepcopy(_plain(module.state_dict())) if loads_its_own_way(module) else None
+    copies = None
+    if loads_its_own_way(module):
+        live = module.state_dict().items()
+        copies = copy.deepcopy({name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in live})
     try:
         _load_checked(module, state, may_lack)
     except Exception as error:
@@ -119,11 +122,6 @@ def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collect
 def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
     """By canonical name: the name in `module`, and the tensor."""
     return {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain dict of `state` with its tensors detached, so that it can be copied."""
-    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:

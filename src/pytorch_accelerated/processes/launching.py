@@ -103,14 +103,8 @@ def find_world(variables: Mapping[str, str] = os.environ) -> World | None:
             "place among those that train together. Set all, as torchrun does, or unset them: torchrun "
             "--nproc-per-node N train.py"
         )
-    return World(
-        size=size,
-        rank=rank,
-        local_rank=local_rank,
-        local_size=local_size,
-        address=_address(variables, on_one_machine=local_size == size, host=None),
-        port=_port(variables, None),
-    )
+    address = _address(variables, on_one_machine=local_size == size, host=None)
+    return World(size, rank, local_rank, local_size, address, _port(variables, None))
 
 
 def _refuse_processes_of_mpi(variables: Mapping[str, str]) -> None:
@@ -137,18 +131,10 @@ def _slurm_world(variables: Mapping[str, str]) -> World | None:
     if rank is None or local_rank is None:
         return None
     local_size, job = _slurm_tasks_of_node(variables), variables.get("SLURM_JOB_ID")
-    return World(
-        size=size,
-        rank=rank,
-        local_rank=local_rank,
-        local_size=local_size,
-        address=_address(
-            variables,
-            on_one_machine=num_nodes == 1 or local_size == size,
-            host=None if nodes is None else first_host(nodes),
-        ),
-        port=_port(variables, None if job is None else f"{job}.{variables.get('SLURM_STEP_ID', '')}"),
-    )
+    is_on_one = num_nodes == 1 or local_size == size
+    address = _address(variables, on_one_machine=is_on_one, host=None if nodes is None else first_host(nodes))
+    port = _port(variables, None if job is None else f"{job}.{variables.get('SLURM_STEP_ID', '')}")
+    return World(size, rank, local_rank, local_size, address, port)
 
 
 def _slurm_tasks_of_node(variables: Mapping[str, str]) -> int | None:
