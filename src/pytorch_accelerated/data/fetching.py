@@ -125,6 +125,9 @@ class StreamFetcher:
     `seed` is mixed into the keys. `is_sharded` says that the dataset already gives each rank different samples.
 
     A batch comes with the number of its samples, if they were collated here or in workers of ours.
+
+    Attributes:
+        stateful: the user's dataset or loader that knows the position in the stream; None if none in this process does.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
@@ -137,7 +140,8 @@ class StreamFetcher:
         self._stream: KeyedStream | None = None
         # An unknown loader would return the dataset's state even if that is inexact.
         has_own_state = has_state(loader) and not is_hub_stream(getattr(loader, "dataset", None))
-        self._stateful: Any = loader if has_own_state else None
+        self._keeper: Any = loader if has_own_state else None  # has the position
+        self.stateful: Any = self._keeper
         self._pass: Iterator[Any] | None = None
         self._resumed: Iterator[Any] | None = None
         self._epoch: int | None = None  # of the last pass; None: its position is unknown
@@ -146,11 +150,6 @@ class StreamFetcher:
         is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
         if is_known_kind and isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
             self._rebuild(loader, *((0, 1) if is_sharded else (rank, ranks)))
-
-    @property
-    def stateful(self) -> Any:
-        """The dataset or loader that knows the position in the stream; None if none in this process does."""
-        return self._stateful if self._stream is None or self._stateful is not self._stream else self._stream.dataset
 
     def fetch(self, epoch: int) -> Iterator[Counted]:
         """The batches of one pass; after `load_state_dict` with the same epoch, the rest of that pass."""
@@ -161,7 +160,7 @@ class StreamFetcher:
             self._epoch, self._batches, self._is_finished = epoch, 0, False
             resumed = self._begin(epoch)
         batches = resumed if self._counts_samples else map(Counted, resumed)
-        return batches if self._stateful is None else self._numbered(batches)
+        return batches if self._keeper is None else self._numbered(batches)
 
     def resumes_within(self, epoch: int) -> bool:
         """Whether the next pass over `epoch` starts after the batches that were already used."""
@@ -170,13 +169,13 @@ class StreamFetcher:
     def state_dict(self) -> dict[str, Any]:
         """The position of the last pass; `state` is None if unknown. All fetched batches must have been used."""
         # Unless they are persistent, workers start each pass with a new copy of the dataset.
-        begins_anew = self._stateful is self._loader and self._is_finished
-        is_known = self._stateful is self._stream or (self._epoch is not None and not begins_anew)
+        begins_anew = self._keeper is self._loader and self._is_finished
+        is_known = self._keeper is self._stream or (self._epoch is not None and not begins_anew)
         return {
             "epoch": self._epoch,
             "batches": self._batches,
             "is_finished": self._is_finished,
-            "state": self._stateful.state_dict() if is_known else None,
+            "state": self._keeper.state_dict() if is_known else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -185,14 +184,14 @@ class StreamFetcher:
         self._epoch, self._batches, self._is_finished = state["epoch"], state["batches"], state["is_finished"]
         self._resumed = None
         if state["state"] is not None:
-            self._stateful.load_state_dict(state["state"])
+            self._keeper.load_state_dict(state["state"])
         if self._epoch is not None:
             with no_workers_left_on_error(self._loader):
                 self._resumed = iter(()) if self._is_finished else self._begin(self._epoch)
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
-        if self._loader is not None and self._stateful is self._loader:
+        if self._loader is not None and self._keeper is self._loader:
             self._epoch = None
         end_pass(self._loader, self._pass)
         self._pass = None
@@ -202,7 +201,7 @@ class StreamFetcher:
         self._counts_samples = loader.batch_size is not None
         collate_fn = Counting(loader.collate_fn) if self._counts_samples else loader.collate_fn
         self._pins_memory = is_here and _pins_memory(loader)
-        self._stateful, self._is_keyed = None, False
+        self._keeper, self.stateful, self._is_keyed = None, None, False
         is_resumable = is_stateful_loader(loader) or (is_here and knows_position(loader.dataset))
         if is_here or is_resumable:
             settings: dict[str, Any] = {"seed": self._seed, "rank": rank, "ranks": ranks, "is_resumable": is_resumable}
@@ -210,7 +209,8 @@ class StreamFetcher:
             if not is_here:
                 self._loader = like_loader(loader, self._stream, batch_size=None, collate_fn=_unchanged)
             if is_resumable:
-                self._stateful = self._stream if is_here else self._loader
+                self._keeper = self._stream if is_here else self._loader
+                self.stateful = loader.dataset if is_here else self._loader
             return
         dataset: Any = loader.dataset
         if ranks > 1:
@@ -228,16 +228,12 @@ class StreamFetcher:
             self._stream.epoch = epoch
         if self._loader is not None:
             _seed_generator(self._loader, "stream workers", self._seed, epoch)
-            if not self._is_keyed:
-                self._pass = begin_pass(self._loader)
-                return without_second_numbers(self._pass)
-        batches = self._keyed(self._source, epoch) if self._is_keyed else iter(self._source)
-        return map(pinned, batches) if self._pins_memory else batches
-
-    def _keyed(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
-        """The batches of `source` from the current one on, each under its key. Starting a pass has a key too."""
-        batches = with_seed(mixed_seed("stream", self._seed, epoch, "start"), iter, source)
-        return self._under_keys(batches, epoch)
+            self._pass = begin_pass(self._loader)
+            return without_second_numbers(self._pass)
+        if self._is_keyed:
+            key = mixed_seed("stream", self._seed, epoch, "start")
+            return self._under_keys(with_seed(key, iter, self._source), epoch)
+        return map(pinned, self._source) if self._pins_memory else iter(self._source)
 
     def _under_keys(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
         seeds = map(seeds_of_batches("stream", self._seed, epoch), itertools.count(self._batches))

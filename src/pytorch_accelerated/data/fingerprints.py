@@ -129,11 +129,9 @@ def _finished(digest: Any) -> str:
 
 def _differ(before: str | None, now: str | None) -> bool:
     """Whether two hashes of the same version differ."""
-    return None not in (before, now) and before != now and _version_of(before) == _version_of(now)
-
-
-def _version_of(digest: str | None) -> str:
-    return (digest or "").partition("-")[0]
+    if before is None or now is None or before == now:
+        return False
+    return before.partition("-")[0] == now.partition("-")[0]
 
 
 def _words_of(row: Any) -> Iterator[bytes]:

@@ -19,6 +19,12 @@ from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
 T = TypeVar("T")
+_Method = Callable[["Placeholder", object], "Placeholder"]
+
+
+def _operator(symbol: str) -> tuple[_Method, _Method]:
+    """The methods of an operator for the number on its left and for that on its right."""
+    return lambda left, right: _operation(symbol, left, right), lambda right, left: _operation(symbol, left, right)
 
 
 class Placeholder:
@@ -33,35 +39,11 @@ class Placeholder:
 
     __slots__ = ()
 
-    def __add__(self, other: object) -> Placeholder:
-        return _operation("+", self, other)
-
-    def __radd__(self, other: object) -> Placeholder:
-        return _operation("+", other, self)
-
-    def __sub__(self, other: object) -> Placeholder:
-        return _operation("-", self, other)
-
-    def __rsub__(self, other: object) -> Placeholder:
-        return _operation("-", other, self)
-
-    def __mul__(self, other: object) -> Placeholder:
-        return _operation("*", self, other)
-
-    def __rmul__(self, other: object) -> Placeholder:
-        return _operation("*", other, self)
-
-    def __truediv__(self, other: object) -> Placeholder:
-        return _operation("/", self, other)
-
-    def __rtruediv__(self, other: object) -> Placeholder:
-        return _operation("/", other, self)
-
-    def __floordiv__(self, other: object) -> Placeholder:
-        return _operation("//", self, other)
-
-    def __rfloordiv__(self, other: object) -> Placeholder:
-        return _operation("//", other, self)
+    __add__, __radd__ = _operator("+")
+    __sub__, __rsub__ = _operator("-")
+    __mul__, __rmul__ = _operator("*")
+    __truediv__, __rtruediv__ = _operator("/")
+    __floordiv__, __rfloordiv__ = _operator("//")
 
     def __neg__(self) -> Placeholder:
         return 0 - self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.trees import parts_of, rebuilt
 
 BLOCK_BYTES = 64 * 2**20
+_MOST_BATCHES = 4096  # in a block, since each tensor takes some memory beside its rows
 ROOT = "predictions"
 
 # By the path of the tensor, for example "predictions['boxes'][0]".
@@ -48,7 +48,7 @@ class RowBlocks:
 
     Args:
         keep: called with each block. It has memory of its own.
-        block_bytes: size of a block, unless a batch is larger.
+        block_bytes: size from which on a block is handed on.
         padding: fills up dimension 1 where batches differ in it.
 
     Attributes:
@@ -60,21 +60,19 @@ class RowBlocks:
         self._keep = keep
         self._block_bytes = block_bytes
         self._padding = padding
-        self._arriving: tuple[int, Leaves] | None = None
-        self._arrivals: list[torch.cuda.Event] = []
-        self._block: Leaves = {}
-        self._filled = self._capacity = self._blocks = 0
+        self._arriving: tuple[int, Leaves, list[torch.cuda.Event]] | None = None
+        self._batches: list[Leaves] = []  # of the next block
+        self._rows = self._bytes = self._blocks = 0
 
     def add(self, start: int, leaves: Leaves) -> None:
         """Take the rows of one batch, which may be changed afterwards."""
-        devices = {leaf.device for leaf in leaves.values() if leaf.is_cuda}
-        if not devices:
-            self._put(start, leaves)
-            return
         copies = {path: leaf.detach().to("cpu", non_blocking=leaf.is_cuda, copy=True) for path, leaf in leaves.items()}
+        devices = {leaf.device for leaf in leaves.values() if leaf.is_cuda}
         arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
         self._put_arrived()
-        self._arriving, self._arrivals = (start, copies), arrivals
+        self._arriving = start, copies, arrivals
+        if not arrivals:
+            self._put_arrived()
 
     def finish(self) -> None:
         """Hand on the last block, unless it is empty."""
@@ -82,50 +80,40 @@ class RowBlocks:
         self._hand_on()
 
     def _put_arrived(self) -> None:
-        for arrival in self._arrivals:
-            arrival.synchronize()
-        arrived, self._arriving, self._arrivals = self._arriving, None, []
-        if arrived is not None:
-            self._put(*arrived)
-
-    @torch.no_grad()
-    def _put(self, start: int, leaves: Leaves) -> None:
-        if not number_of_rows(leaves):
+        if self._arriving is None:
             return
-        end = self._filled + number_of_rows(leaves)
-        if end > self._capacity or not all(_fits(leaf, self._block[path]) for path, leaf in leaves.items()):
-            self._hand_on()
-            self._begin_block(leaves)
-            end = number_of_rows(leaves)
-        for path, leaf in leaves.items():
-            rows = self._block[path][self._filled : end]
-            if rows.shape != leaf.shape:
-                rows.fill_(self._padding)
-            rows[tuple(map(slice, leaf.shape))] = leaf
-        self.places.append(Place(start, self._blocks, self._filled, end - self._filled))
-        self._filled = end
-        if end == self._capacity:
-            self._hand_on()
-
-    def _begin_block(self, leaves: Leaves) -> None:
-        """Make room for at least these rows."""
-        kinds: Kinds = {}
-        for path, leaf in leaves.items():
-            widest = max(leaf.shape[1:2], self._block[path].shape[1:2] if self._block else ())
-            kinds[path] = leaf.dtype, (*widest, *leaf.shape[2:])
-        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values())
-        self._capacity = max(number_of_rows(leaves), self._block_bytes // max(1, row_bytes))
-        self._block = empty_rows(kinds, self._capacity)
+        (start, leaves, arrivals), self._arriving = self._arriving, None
+        for arrival in arrivals:
+            arrival.synchronize()
+        rows = len(next(iter(leaves.values())))
+        if rows:
+            self.places.append(Place(start, self._blocks, self._rows, rows))
+            self._batches.append(leaves)
+            self._rows += rows
+            self._bytes += sum(leaf.nbytes for leaf in leaves.values())
+            if self._bytes >= self._block_bytes or len(self._batches) == _MOST_BATCHES:
+                self._hand_on()
 
     def _hand_on(self) -> None:
-        if self._filled:
+        if self._batches:
+            batches, self._batches, self._rows, self._bytes = self._batches, [], 0, 0
             self._blocks += 1
-            self._keep({path: rows[: self._filled] for path, rows in self._block.items()})
-            self._filled = self._capacity = 0
+            self._keep({path: _joined([batch[path] for batch in batches], self._padding) for path in batches[0]})
 
 
-def _fits(rows: torch.Tensor, block: torch.Tensor) -> bool:
-    return rows.dtype == block.dtype and rows.shape[1:2] <= block.shape[1:2]
+@torch.no_grad()
+def _joined(parts: list[torch.Tensor], padding: float) -> torch.Tensor:
+    """The rows of all parts, as wide as the widest of them, in memory of their own."""
+    width = max(part.shape[1:2] for part in parts)
+    with torch.inference_mode(False):
+        wide = [part if part.shape[1:2] == width else _widened(part, width, padding) for part in parts]
+        return torch.cat(wide)
+
+
+def _widened(part: torch.Tensor, width: Sequence[int], padding: float) -> torch.Tensor:
+    wide = part.new_full((len(part), *width, *part.shape[2:]), padding)
+    wide[:, : part.shape[1]] = part
+    return wide
 
 
 def pieces_in_order(places: Sequence[Sequence[Place]]) -> list[Piece]:
@@ -208,8 +196,3 @@ def empty_rows(kinds: Kinds, rows: int) -> Leaves:
     """Memory for rows of these kinds."""
     with torch.inference_mode(False):
         return {path: torch.empty((rows, *shape), dtype=dtype, device="cpu") for path, (dtype, shape) in kinds.items()}
-
-
-def number_of_rows(leaves: Leaves) -> int:
-    """The rows of each of `leaves`."""
-    return len(next(iter(leaves.values())))

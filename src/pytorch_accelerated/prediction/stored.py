@@ -217,19 +217,19 @@ class StoredPredictions:
         size = max(1, block_bytes // max(1, row_bytes))
         opened: dict[int, tuple[int, Any]] = {}  # one block of each rank, because they come one after the other
         parts: list[Leaves] = []
-        missing = size
+        position = 0
         for rank, block, first, rows in self._pieces():
             if rank not in opened or opened[rank][0] != block:
                 opened[rank] = block, self._open_block(_block_name(rank, block))
             end = first + rows
             while first < end:
-                part = slice(first, min(end, first + missing))
+                part = slice(first, min(end, first + size - position % size))
                 parts.append({path: opened[rank][1](path, part) for path in self._kinds})
-                missing -= part.stop - first
+                position += part.stop - first
                 first = part.stop
-                if not missing:
+                if position % size == 0:
                     yield _joined(parts)
-                    parts, missing = [], size
+                    parts = []
         if parts:
             yield _joined(parts)
 
