@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.data.workers import Snapshot
+from pytorch_accelerated.data.workers import WorkerInit
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -79,8 +79,8 @@ CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_changes_are_noticed(change: Any) -> None:
     dataset = Subset(Mosaic(), range(8))
-    snapshot = Snapshot(dataset)
-    assert snapshot.is_of(dataset)
+    init = WorkerInit(None, dataset)
+    init.expect_new_workers(dataset)
+    assert not init.is_outdated(dataset)
     change(dataset.dataset)
-    assert not snapshot.is_of(dataset)
-    assert Snapshot(dataset).is_of(dataset)
+    assert init.is_outdated(dataset)

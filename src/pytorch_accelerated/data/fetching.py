@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +18,8 @@ from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import (
     END,
     Counted,
-    Counting,
     KeyedStream,
+    counted,
     has_state,
     is_hub_stream,
     is_stateful_loader,
@@ -199,7 +200,7 @@ class StreamFetcher:
     def _rebuild(self, loader: DataLoader[Any], rank: int, ranks: int) -> None:
         is_here = loader.num_workers == 0
         self._counts_samples = loader.batch_size is not None
-        collate_fn = Counting(loader.collate_fn) if self._counts_samples else loader.collate_fn
+        collate_fn = functools.partial(counted, loader.collate_fn) if self._counts_samples else loader.collate_fn
         self._pins_memory = is_here and _pins_memory(loader)
         self._keeper, self.stateful, self._is_keyed = None, None, False
         is_resumable = is_stateful_loader(loader) or (is_here and knows_position(loader.dataset))

@@ -107,7 +107,8 @@ def restore_stream(
         max(1, workers) == max(1, workers_before)
         and (len(states) == ranks.count or not (loader.is_sharded or saved[0]["is_sharded"]))
     )
-    is_known = len(saved) == len(states) and not any(is_within_epoch and _is_unknown(state) for state in saved)
+    unknown = [state for state in saved if state["state"] is None and not state["is_finished"]]
+    is_known = len(saved) == len(states) and not (is_within_epoch and unknown)
     is_like_before = len(states) == ranks.count and workers == workers_before
     if is_cut_in_global_batches and saved:
         is_like_before &= loader.batch_size == saved[0]["batch_size"]
@@ -129,10 +130,6 @@ def restore_stream(
             "starts like a new one, and skips used samples: this is exact only if they come in the same order again.",
             stacklevel=2,
         )
-
-
-def _is_unknown(state: dict[str, Any]) -> bool:
-    return state["state"] is None and not state["is_finished"]
 
 
 def _load(loader: StreamLoader, state: Any, *, name: str, source: object) -> None:

@@ -58,14 +58,9 @@ class Counted(NamedTuple):
     samples: int | None = None
 
 
-class Counting:
-    """Collates samples with `collate_fn`, and counts them."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, samples: list[Any]) -> Counted:
-        return Counted(self.collate_fn(samples), len(samples))
+def counted(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Counted:
+    """The batch that `collate_fn` makes of these samples."""
+    return Counted(collate_fn(samples), len(samples))
 
 
 class KeyedStream(IterableDataset[Any]):

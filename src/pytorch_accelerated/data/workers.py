@@ -35,7 +35,7 @@ class WorkerInit:
     def __init__(self, worker_init_fn: Callable[[int], None] | None, dataset: Any) -> None:
         self.worker_init_fn = worker_init_fn
         self.dataset = dataset
-        self._copied: Snapshot | None = None
+        self._copied: list[Any] | None = None  # the parts of the dataset
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_copied": None}
@@ -43,11 +43,20 @@ class WorkerInit:
     def expect_new_workers(self, dataset: Any) -> None:
         """To be called before workers are started; `dataset` is what persistent ones will keep a copy of, or None."""
         # Passes over a stream change it, so streams are not compared.
-        self._copied = None if dataset is None or isinstance(dataset, IterableDataset) else Snapshot(dataset)
+        self._copied = (
+            None if dataset is None or isinstance(dataset, IterableDataset) else list(objects_within(dataset))
+        )
 
     def is_outdated(self, dataset: Any) -> bool:
-        """Whether `dataset` was changed since the workers copied it."""
-        return self._copied is not None and not self._copied.is_of(dataset)
+        """Whether `dataset` was changed since the workers copied it, as far as `objects_within` it shows.
+
+        This detects that augmentation was switched off, or a transform replaced. It does not detect in-place changes of
+        arrays, or changes in the closures and globals of functions.
+        """
+        if self._copied is None:
+            return False
+        parts = list(objects_within(dataset))
+        return len(parts) != len(self._copied) or not all(map(_is_same, parts, self._copied))
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
@@ -116,23 +125,8 @@ def no_workers_left_on_error(loader: DataLoader[Any] | None) -> Iterator[None]:
         raise
 
 
-class Snapshot:
-    """The attributes of an object, of its attributes, and so on: plain values by value, other objects by identity.
-
-    This detects that augmentation was switched off, or a transform replaced. It does not detect in-place changes of
-    arrays, or changes in the closures and globals of functions.
-    """
-
-    def __init__(self, of: Any) -> None:
-        self._parts = list(objects_within(of))
-
-    def is_of(self, now: Any) -> bool:
-        """Whether `now` is unchanged."""
-        parts = list(objects_within(now))
-        return len(parts) == len(self._parts) and all(map(_is_same, parts, self._parts))
-
-
 def _is_same(one: Any, other: Any) -> bool:
+    """Plain values count by value, other objects by identity."""
     if one is other:
         return True
     return isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other)  # NaN equals NaN
