@@ -1,6 +1,7 @@
 """Collected predictions are complete, in dataset order, each once; in memory and on disk, on any number of ranks."""
 
 import errno
+import io
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -10,8 +11,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.errors import (
@@ -22,11 +21,15 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
 )
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions, PredictionCollector
-from pytorch_accelerated.prediction.rows import Place, pieces_in_order
-from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter, collect_predictions
+from pytorch_accelerated.prediction.stored import (
+    FORMATS,
+    FileFormat,
+    StoredPredictions,
+    StoredPredictionsWriter,
+    collect_predictions,
+)
 from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import tensors_in
 from tests.checkpointing.writing import write_state
 from tests.support.processes import run_on_ranks, run_script
 
@@ -36,10 +39,6 @@ ROW_BYTES = 4 * 3 + 8 + 2
 class Detections(NamedTuple):
     scores: torch.Tensor
     boxes: torch.Tensor
-
-    @property
-    def best(self) -> float:
-        return float(self.scores.max())
 
 
 def predictions_of(first: int, last: int) -> dict[str, Any]:
@@ -128,9 +127,9 @@ def test_rows_are_joined_in_dataset_order(collect: Collect, kind: str) -> None:
         collector.add(first, batch)
     result = loaded(collector.finish())
     assert_same(result, expected)
-    for tensor in tensors_in(result):
-        assert not tensor.requires_grad
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    if isinstance(result, torch.Tensor):
+        assert not result.requires_grad
+        assert result.untyped_storage().nbytes() == result.nbytes
 
 
 @pytest.mark.parametrize("block_bytes", [1, ROW_BYTES * 3, ROW_BYTES * 8, 2**20])
@@ -176,75 +175,44 @@ def test_predictions_made_in_inference_mode_can_be_used_outside(collect: Collect
     assert_same(weight.grad, torch.full((3,), 3.0))
 
 
-def test_in_memory_a_named_tuple_keeps_its_class(ranks: Ranks) -> None:
-    collector = collect_predictions(ranks)
+def test_a_named_tuple_keeps_its_fields_and_in_memory_its_class(collect: Collect) -> None:
+    collector = collect()
     collector.add(0, [Detections(torch.tensor([1.0, 3.0]), torch.zeros(2, 4))])
-    (result,) = collector.finish()
-    assert type(result) is Detections
-    assert result.best == 3.0
-
-
-def test_from_disk_a_named_tuple_keeps_its_fields(ranks: Ranks, tmp_path: Path) -> None:
-    collector = collect_predictions(ranks, tmp_path / "predictions")
-    collector.add(0, [Detections(torch.tensor([1.0, 3.0]), torch.zeros(2, 4))])
-    (result,) = collector.finish().load()
+    (result,) = loaded(collector.finish())
+    assert (type(result) is Detections) == isinstance(collector, InMemoryPredictions)
     assert result._fields == Detections._fields
     assert_same(tuple(result), (torch.tensor([1.0, 3.0]), torch.zeros(2, 4)))
 
 
-@pytest.mark.parametrize(
-    ("leaf", "named"),
-    [
-        (0.5, r"float \(0\.5\)"),
-        ("cat", r"str \('cat'\)"),
-        (None, "None"),
-        (np.array(["cat", "dog"]), "array of <U3"),
-        (torch.eye(2).to_sparse(), "sparse"),
-    ],
-)
-def test_a_value_that_is_not_a_tensor_is_rejected_with_its_path(collect: Collect, leaf: Any, named: str) -> None:
+# Predictions of the batch at row 8, after those of the batch before it, if there is one.
+REFUSED: list[tuple[list[Any], type[Exception], str]] = [
+    ([{"a": (torch.zeros(2), 0.5)}], ArgumentTypeError, r"row 8 .*predictions\['a'\]\[1\] is .*float \(0\.5\)"),
+    (["cat"], ArgumentTypeError, r"str \('cat'\)"),
+    ([None], ArgumentTypeError, "None"),
+    ([np.array(["cat", "dog"])], ArgumentTypeError, "array of <U3"),
+    ([torch.eye(2).to_sparse()], ArgumentTypeError, "sparse"),
+    ([{"a": torch.zeros(2), "loss": torch.tensor(1.0)}], DataError, r"row 8 .*predictions\['loss'\] has no rows"),
+    ([{"a": torch.zeros(2), "b": torch.zeros(3, 2)}], DataError, r"predictions\['a'\] has 2, predictions\['b'\] has 3"),
+    ([{"a": []}], DataError, "there is no tensor"),
+    ([torch.zeros(2, 5), torch.zeros(2, 7)], DataError, r"row 8 cannot be joined with .*\(7,\) instead of .*\(5,\)"),
+    ([torch.zeros(2, 5), torch.zeros(2, 5).half()], DataError, r"torch.float16 with rows"),
+    (
+        [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
+        DataError,
+        r"predictions\['a'\] is missing instead .* predictions\['b'\] is .* instead of missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("batches", "error", "named"), REFUSED, ids=[named for *_, named in REFUSED])
+def test_what_cannot_be_rows_beside_those_before_is_refused_by_name(
+    collect: Collect, batches: list[Any], error: type[Exception], named: str
+) -> None:
     collector = collect()
-    with pytest.raises(ArgumentTypeError, match=rf"row 8 .*predictions\['a'\]\[1\] is .*{named}"):
-        collector.add(8, {"a": (torch.zeros(2), leaf)})
-    collector.abort()
-
-
-@pytest.mark.parametrize(
-    ("predictions", "named"),
-    [
-        ({"a": torch.zeros(2), "loss": torch.tensor(1.0)}, r"predictions\['loss'\] has no rows"),
-        ({"a": torch.zeros(2), "b": torch.zeros(3, 2)}, r"predictions\['a'\] has 2, predictions\['b'\] has 3"),
-        (torch.tensor(1.0), "predictions has no rows"),
-        ({"a": []}, "there is no tensor"),
-    ],
-)
-def test_tensors_without_a_row_per_sample_are_refused(collect: Collect, predictions: Any, named: str) -> None:
-    collector = collect()
-    with pytest.raises(DataError, match=rf"row 8 .*{named}"):
-        collector.add(8, predictions)
-    collector.abort()
-
-
-@pytest.mark.parametrize(
-    ("second", "named"),
-    [
-        (
-            {"a": torch.zeros(2, 7)},
-            r"float32 with rows of shape \(7,\) instead of torch.float32 with rows of shape \(5,\)",
-        ),
-        ({"a": torch.zeros(2, 5).half()}, r"torch.float16 with rows"),
-        (
-            {"b": torch.zeros(2, 5)},
-            r"predictions\['a'\] is missing instead .* predictions\['b'\] is .* instead of missing",
-        ),
-        (torch.zeros(2, 5), r"predictions\['a'\] is missing"),
-    ],
-)
-def test_rows_that_do_not_fit_below_the_first_ones_are_refused(collect: Collect, second: Any, named: str) -> None:
-    collector = collect()
-    collector.add(0, {"a": torch.zeros(2, 5)})
-    with pytest.raises(DataError, match=rf"row 2 cannot be joined with .*{named}"):
-        collector.add(2, second)
+    for start, batch in enumerate(batches[:-1]):
+        collector.add(start, batch)
+    with pytest.raises(error, match=named):
+        collector.add(8, batches[-1])
     collector.abort()
 
 
@@ -366,52 +334,45 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
 
 
 @pytest.mark.parametrize("name", ["order.safetensors", "rank00000-00001.safetensors"])
-def test_a_changed_byte_is_noticed_before_a_row_is_used(ranks: Ranks, tmp_path: Path, name: str) -> None:
+def test_a_changed_or_missing_file_is_noticed_before_a_row_is_used(ranks: Ranks, tmp_path: Path, name: str) -> None:
     stored = write_predictions(ranks, tmp_path / "predictions")
     data = bytearray((stored.path / name).read_bytes())
     data[-1] ^= 1
     (stored.path / name).write_bytes(data)
     with pytest.raises(InvalidCheckpointError, match=rf"{name} was changed"):
         StoredPredictions(stored.path).load()
-
-
-def test_a_missing_file_is_noticed_before_a_row_is_used(ranks: Ranks, tmp_path: Path) -> None:
-    stored = write_predictions(ranks, tmp_path / "predictions")
-    (stored.path / "rank00000-00001.safetensors").unlink()
-    with pytest.raises(InvalidCheckpointError, match=r"rank00000-00001.safetensors"):
+    (stored.path / name).unlink()
+    with pytest.raises(InvalidCheckpointError, match=name):
         StoredPredictions(stored.path).load()
 
 
-def test_other_folders_are_not_opened(tmp_path: Path) -> None:
+def test_folders_of_other_things_and_of_later_formats_are_not_opened(tmp_path: Path) -> None:
     write_state(tmp_path / "state", {}, {"model": {"weight": torch.zeros(2)}})
-    with pytest.raises(InvalidCheckpointError, match="no predictions of format 1"):
-        StoredPredictions(tmp_path / "state")
-    for folder in (tmp_path, tmp_path / "missing"):
+    write_state(tmp_path / "later", {"predictions_format": 2}, {})
+    for folder in ("state", "later"):
+        with pytest.raises(InvalidCheckpointError, match="no predictions of format 1"):
+            StoredPredictions(tmp_path / folder)
+    for folder in ("", "missing"):
         with pytest.raises(InvalidCheckpointError, match=r"no complete predictions.*`output_path`"):
-            StoredPredictions(folder)
+            StoredPredictions(tmp_path / folder)
 
 
-def test_predictions_of_a_later_format_are_not_guessed_at(tmp_path: Path) -> None:
-    write_state(tmp_path / "predictions", {"predictions_format": 2}, {})
-    with pytest.raises(InvalidCheckpointError, match="no predictions of format 1"):
-        StoredPredictions(tmp_path / "predictions")
+def test_another_format_of_files_takes_two_functions(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dump(block: Any) -> list[bytes]:
+        file = io.BytesIO()
+        np.savez(file, **{name: rows.numpy() for name, rows in block.items()})
+        return [file.getvalue()]
 
+    def read(path: Path) -> Any:
+        arrays = np.load(path)
+        return lambda name, rows: torch.from_numpy(arrays[name][rows])
 
-@given(deal=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.booleans()), max_size=20))
-def test_pieces_put_below_each_other_are_the_batches_in_order(deal: list[tuple[int, int, bool]]) -> None:
-    places: list[list[Place]] = [[] for _ in range(4)]
-    blocks: list[list[list[int]]] = [[[]] for _ in range(4)]
-    total = 0
-    for rank, rows, begins_block in deal:
-        if begins_block:
-            blocks[rank].append([])
-        places[rank].append(Place(total, len(blocks[rank]) - 1, len(blocks[rank][-1]), rows))
-        blocks[rank][-1].extend(range(total, total + rows))
-        total += rows
-    pieces = pieces_in_order(places)
-    found = [row for rank, block, first, rows in pieces for row in blocks[rank][block][first : first + rows]]
-    assert found == list(range(total))
-    assert all(piece.rows > 0 for piece in pieces)
+    monkeypatch.setitem(FORMATS, ".npz", FileFormat(dump, read))
+    stored = write_predictions(ranks, tmp_path / "predictions.npz")
+    assert {path.suffix for path in stored.path.glob("rank*")} == {".npz"}
+    assert_same(StoredPredictions(stored.path).load(), predictions_of(0, 20))
 
 
 @pytest.mark.gpu
