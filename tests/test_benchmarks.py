@@ -5,9 +5,24 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.promises.questions import QUESTIONS, ask
 
-from tests.chaos.size import some
+from tests.chaos.size import in_release, some
 from tests.support.processes import run_script
+
+PROMISES = Path(__file__).parents[1] / "benchmarks" / "results" / "promises.json"
+ANSWERS = json.loads(PROMISES.read_text(encoding="utf-8"))["answers"]
+
+
+@in_release
+@pytest.mark.processes
+@pytest.mark.parametrize("library", ["ours", "ours, Hugging Face API"])
+@pytest.mark.parametrize("name", ["accumulation", "resuming"])
+def test_we_keep_what_the_table_says(name: str, library: str, tmp_path: Path) -> None:
+    answer = ask(QUESTIONS[name], library, tmp_path / "work")
+    assert answer.is_kept, answer
+    assert answer.figure == ANSWERS[name][library]["figure"]
+
 
 # The guard keeps the processes that a benchmark starts from starting it once more.
 RUN = """
@@ -38,8 +53,3 @@ def test_every_way_is_in_the_json_and_in_the_tables(tmp_path):
             assert table["baseline"] is None or table["baseline"] in ways
             assert table["title"] in written
             assert ways <= rows
-
-
-def test_every_case_is_explained_in_the_readme():
-    cases = {file.stem for file in (BENCHMARKS / "cases").glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"^\| `(\w+)` \|", (BENCHMARKS / "README.md").read_text(), flags=re.MULTILINE)) == cases

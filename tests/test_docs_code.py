@@ -1,13 +1,69 @@
-"""The code of every page of the documentation runs as it stands."""
+"""The code of the README and of every page of the documentation runs as it stands."""
 
+import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.size import in_release
 from tests.support.pages import SHOWN_LANGUAGES, Block, blocks_of, script_of
-from tests.support.processes import REPOSITORY, run_forked
+from tests.support.processes import REPOSITORY, run_forked, run_on_ranks, run_script
+
+README = REPOSITORY / "README.md"
+
+
+def first_script() -> str:
+    return next(block.code for block in blocks_of(README.read_text(encoding="utf-8")) if block.language == "python")
+
+
+@pytest.mark.processes
+def test_the_code_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    look = """
+from pathlib import Path
+print("accuracies:", *history.get_metric_values("eval_accuracy"))
+print("checkpoints:", len(list(Path("results").glob("checkpoint-*"))))
+print("accuracy of the other API:", trainer.evaluate()["eval_accuracy"])
+"""
+    output = run_forked((script_of(README) or "") + look, cwd=tmp_path, env={"MPLBACKEND": "agg"}).stdout
+    accuracies = re.search(r"^accuracies: (.*)", output, re.MULTILINE)
+    assert accuracies
+    assert max(map(float, accuracies[1].split())) > 0.9
+    assert {"best.pt", "report.html", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "No training state in states: starting afresh" in output
+    assert "checkpoints: 8" in output
+    other = re.search(r"other API: ([\d.]+)", output)
+    assert other
+    assert float(other[1]) > 0.9
+
+
+@pytest.mark.processes
+def test_the_first_script_runs_on_two_processes(tmp_path: Path) -> None:
+    output = run_on_ranks(first_script(), 2, cwd=tmp_path)
+    assert "64 samples each (32 x 2 processes)" in output.stdout_of_ranks[0]
+    assert (tmp_path / "report.html").is_file()
+
+
+FILE_OF_PAGE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+
+
+@in_release
+@pytest.mark.parametrize(
+    ("package", "shown"), [("lightning", "val_accuracy"), ("keras", "val_loss"), ("fastai", "valid_loss")]
+)
+def test_the_scripts_with_the_other_package_run(package: str, shown: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    files = dict(
+        FILE_OF_PAGE.findall((REPOSITORY / "docs" / "coming_from" / f"{package}.md").read_text(encoding="utf-8"))
+    )
+    (tmp_path / "data.py").write_text(files.pop("data.py"), encoding="utf-8")
+    # In one process, which is quicker.
+    (tmp_path / "scripts.py").write_text("\n".join(files.values()), encoding="utf-8")
+    assert shown in run_script(tmp_path / "scripts.py", cwd=tmp_path).stdout
+
 
 DOCS = REPOSITORY / "docs"
 # Pages in Chinese have the same code, which another test compares.

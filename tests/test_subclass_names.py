@@ -34,49 +34,66 @@ records report reports message messages error errors
 """)
 
 
-@pytest.mark.parametrize("form", ["{}", "_{}"])
-def test_a_subclass_may_use_any_likely_name(form: str) -> None:
-    """As methods that nobody but the user calls, each on a class of its own, all on one."""
-    assert len(WORDS) >= 200
-    names = [form.format(word) for word in WORDS]
-    names = [name for name in names if not hasattr(Trainer, name) and name not in vars(plain_trainer())]
+# Public names that version 0.1.61 does not have.
+REPLACEABLE = words_of("current_run is_last_epoch seed mixed_precision compile_model inference_mode timeout")
+
+
+class _Watcher(TrainerCallback):
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        assert torch.isfinite(kwargs["batch_output"]["loss"])
+
+
+def make(kind: type[Trainer] = Trainer) -> Trainer:
+    callbacks = [_Watcher(), LogMetricsCallback(), EarlyStoppingCallback()]
+    return kind(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+
+
+def names_of(kind: str) -> list[str]:
+    taken = {*dir(Trainer), *vars(make())}
+    likely = [name for word in WORDS for name in (word, f"_{word}") if name not in taken]
+    return likely if kind == "likely" else REPLACEABLE
+
+
+def run_everything(kind: type[Trainer]) -> Trainer:
+    """With callbacks that read the run; the result must be that of the trainer's arguments."""
+    data = regression_data(12)
+    usual, own = make(), make(kind)
+    arguments: dict[str, Any] = {"gradient_clip_norm": 1.0, "nonfinite_policy": "skip", "split_on_oom": True}
+    for trainer in (usual, own):
+        trainer.train(data, 2, data, per_device_batch_size=4, **arguments)
+        trainer.evaluate(data)
+        trainer.predict(data[0])
+    assert_same_parameters(own.model, usual.model, tolerance=0)
+    return own
+
+
+def test_a_subclass_may_have_methods_of_any_likely_name() -> None:
+    """Which nobody but the user calls."""
 
     def own(self: Any, *args: Any) -> None:
         raise AssertionError("the trainer called a method of the user's")
 
-    kind = type("Own", (Trainer,), dict.fromkeys(names, own))
-    data = regression_data(12)
-    trainers = [plain_trainer(), plain_trainer(kind)]
-    for trainer in trainers:
-        trainer.train(
-            data, 2, data, per_device_batch_size=4, gradient_clip_norm=1.0, nonfinite_policy="skip", split_on_oom=True
-        )
-        trainer.evaluate(data)
-        trainer.predict(data[0])
-    assert_same_parameters(trainers[1].model, trainers[0].model, tolerance=0)
+    names = names_of("likely")
+    assert len(names) >= 400
+    run_everything(type("Own", (Trainer,), dict.fromkeys(names, own)))
 
 
-def test_a_subclass_may_keep_anything_under_likely_names() -> None:
-    """As attributes that are set before and after the trainer's own constructor."""
-    taken = {*dir(Trainer), *vars(plain_trainer())}
-    names = [name for word in WORDS for name in (word, f"_{word}") if name not in taken]
+@pytest.mark.parametrize("kind", ["likely", "added"])
+@pytest.mark.parametrize("is_assigned_first", [True, False])
+def test_a_subclass_may_keep_anything_under_such_names(is_assigned_first: bool, kind: str) -> None:
+    """As attributes that are set before or after the trainer's own constructor."""
+    names = names_of(kind)
 
-    class Keeps(Trainer):
+    class Own(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            for name in names[::2]:
-                setattr(self, name, object())
+            for name in names if is_assigned_first else ():
+                setattr(self, name, "mine")
             super().__init__(*args, **kwargs)
-            for name in names[1::2]:
-                setattr(self, name, object())
+            for name in () if is_assigned_first else names:
+                setattr(self, name, "mine")
 
-    trainer = plain_trainer(Keeps)
-    data = regression_data(12)
-    trainer.train(data, 2, data, per_device_batch_size=4)
-    assert all(type(getattr(trainer, name)) is object for name in names)
-
-
-# Public names that version 0.1.61 does not have.
-REPLACEABLE = words_of("current_run is_last_epoch seed mixed_precision compile_model inference_mode timeout")
+    trainer = run_everything(Own)
+    assert {getattr(trainer, name) for name in names} == {"mine"}
 
 
 def own_method(trainer: Any) -> str:
@@ -91,53 +108,9 @@ def test_a_subclass_may_define_the_public_names_that_were_added(value: Any):
         assert (found() if callable(found) else found) == (value if value is None else "mine")
 
 
-@pytest.mark.parametrize("is_assigned_first", [True, False])
-def test_a_subclass_may_assign_the_public_names_that_were_added(is_assigned_first: bool):
-    class Own(Trainer):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            for name in REPLACEABLE if is_assigned_first else ():
-                setattr(self, name, "mine")
-            super().__init__(*args, **kwargs)
-            for name in () if is_assigned_first else REPLACEABLE:
-                setattr(self, name, "mine")
-
-    trainer = run_everything(Own)
-    assert {getattr(trainer, name) for name in REPLACEABLE} == {"mine"}
-
-
-def run_everything(kind: type[Trainer]) -> Trainer:
-    """With callbacks that read the run; the result must be that of the trainer's arguments."""
-    usual, own = (
-        each(
-            model := tiny_model(),
-            nn.MSELoss(),
-            sgd(model),
-            seed=1,
-            callbacks=[_Watcher(), LogMetricsCallback(), EarlyStoppingCallback()],
-        )
-        for each in (Trainer, kind)
-    )
-    data = regression_data(12)
-    for trainer in (usual, own):
-        trainer.train(data, 2, data, per_device_batch_size=4)
-        trainer.evaluate(data)
-        trainer.predict(data[0])
-    assert_same_parameters(own.model, usual.model, tolerance=0)
-    return own
-
-
 def test_without_a_subclass_an_argument_may_be_changed_between_runs():
-    trainer = plain_trainer()
+    trainer = make()
     assert (trainer.seed, trainer.inference_mode) == (1, False)
     trainer.seed = 5
-    trainer.train(regression_data(4), 1)
+    trainer.train(regression_data(4), 1, regression_data(4))
     assert trainer.run_config.seed == 5
-
-
-class _Watcher(TrainerCallback):
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        assert torch.isfinite(kwargs["batch_output"]["loss"])
-
-
-def plain_trainer(kind: type[Trainer] = Trainer) -> Trainer:
-    return kind(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[_Watcher()], seed=1)

@@ -1,7 +1,5 @@
 """The helpers of the tests keep their own promises."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,22 +7,17 @@ import torch
 
 from tests.support.ending import is_running
 from tests.support.leftovers import fail_on_leftovers
-from tests.support.processes import Output, run_forked, run_on_ranks, run_script
+from tests.support.processes import run_forked, run_on_ranks
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "run",
-    [run_script, partial(run_on_ranks, world_size=2)],
-    ids=["alone", "on ranks"],
-)
-def test_a_failing_script_shows_what_it_printed(run: Callable[..., object], tmp_path: Path) -> None:
+def test_a_failing_script_shows_what_it_printed(tmp_path: Path) -> None:
     script = tmp_path / "unlucky.py"
     script.write_text("import sys; print('a word before'); print('the reason', file=sys.stderr); sys.exit(3)")
     # The first rank that fails ends the others, which may then be as far as their own failure, or not.
     codes = r"(\d|\d, \d|\d, SIGTERM|SIGTERM, \d)"
     with pytest.raises(AssertionError, match=rf"(?s)unlucky.py ended with exit code {codes}\n.*word before.*reason"):
-        run(script)
+        run_on_ranks(script, 2)
 
 
 HANG_WITH_A_CHILD = """
@@ -36,10 +29,9 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("run", [run_script, run_forked], ids=["alone", "forked"])
-def test_a_script_that_hangs_is_killed_with_its_children(run: Callable[..., Output], tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="did not end within 3 seconds"):
-        run(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=3)
+        run_forked(HANG_WITH_A_CHILD, tmp_path / "child", timeout_seconds=3)
     assert not is_running(int((tmp_path / "child").read_text()))
 
 
@@ -48,7 +40,7 @@ def test_a_child_process_starts_without_the_settings_around_it(monkeypatch: pyte
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     script = "import os; print([name in os.environ for name in ('RANK', 'ACCELERATE_MIXED_PRECISION', 'GIVEN')])"
-    assert run_script(script, env={"GIVEN": "1"}).stdout == "[False, False, True]\n"
+    assert run_forked(script, env={"GIVEN": "1"}).stdout == "[False, False, True]\n"
 
 
 def test_a_process_group_left_behind_is_destroyed_and_reported(tmp_path: Path) -> None:

@@ -53,13 +53,11 @@ WHERE: Mapping[str, Sequence[str]] = {
     "A metric that was never recorded": ("running.histories/deleting what never was/raises",),
     # Schedulers
     "The first and the last learning rate": (
-        "schedulers.counting/*",
         "schedulers.states/*/rates",
         "schedulers.subclasses/*/rates/at first",
         "schedulers.other_fields/momentum/at first",
         "schedulers.wsd/*/rates/at first",
         "schedulers.cosine/*/rates/at first",
-        "scheduling.of_the_package/*",
         "checkpoints.loading/without scheduler/rate",
         "idioms.schedules_of_several_groups",
     ),
@@ -70,7 +68,6 @@ WHERE: Mapping[str, Sequence[str]] = {
     "Checkpoints of `WSDLrScheduler`": (
         "schedulers.wsd/*checkpoints/*",
         "schedulers.wsd/few steps, * checkpoints",
-        "schedulers.wsd_phases/*",
         "stock_callbacks.warmup_stable_decay/two*",
     ),
     "`WSDLrScheduler.get_current_step` after `step_update`": ("schedulers.wsd/*/current step",),

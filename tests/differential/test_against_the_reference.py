@@ -6,7 +6,6 @@ What they see with the reference was recorded by `make differential`, which is n
 import pytest
 
 from tests.differential import both
-from tests.differential.comparing import Finding, differences
 from tests.differential.differences import WHERE, covers, explanation, findings, rows_of_the_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -35,26 +34,3 @@ def test_every_difference_that_is_meant_is_seen():
 
 def test_every_row_of_the_page_names_a_difference():
     assert rows_of_the_page() == list(WHERE)
-
-
-def found(reference: object, ours: object) -> list[Finding]:
-    return list(differences({"a": reference}, {"a": ours}))
-
-
-@pytest.mark.parametrize(
-    ("reference", "ours"),
-    [
-        (1.0, 1.0001),
-        ([1.0, 2.0], [1.0]),
-        ([1.0, 2.0], [2.0, 1.0]),
-        (True, 1),
-        ("1", 1),
-        (0.0, None),
-        ({"b": 1}, {}),
-        ({}, {"b": 1}),
-        ({"b": 1}, {"raises": "ValueError"}),
-        ({"raises": "KeyError"}, {"raises": "ValueError"}),
-    ],
-)
-def test_a_difference_is_found(reference: object, ours: object):
-    assert len(found(reference, ours)) == 1

@@ -33,14 +33,10 @@ def test_a_flag_of_one_process_is_one_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_processes_are_grouped_as_the_arguments_say(tmp_path: Path) -> None:
+def test_the_processes_are_grouped_as_the_arguments_say_and_the_first_one_alone_writes_and_prints(
+    tmp_path: Path,
+) -> None:
     output = run_on_ranks(SCRIPT.with_name("huggingface_parallel.py"), 2, tmp_path)
-    assert output.stdout.count("done") == 2
-
-
-@pytest.mark.processes
-def test_the_first_process_alone_writes_and_prints(tmp_path: Path) -> None:
-    output = run_on_ranks(SCRIPT.with_name("huggingface_saving.py"), 2, tmp_path)
     assert output.stdout.count("done") == 2
     tables = [text.count("metrics *****") for text in output.stdout_of_ranks]
     assert sorted(tables) == [0, 1]

@@ -1,11 +1,17 @@
 """What several machines need: one disk, a limit of waiting, and words when one of them is lost."""
 
 import json
+import os
 import re
+import secrets
+import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +22,63 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ConfigurationError
 from tests.support.ending import kill_with_children
-from tests.support.hosts import two_hosts
-from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start_on_ranks
+from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start, start_on_ranks
 from tests.support.states import find_state, read_manifest
+
+
+@dataclass(frozen=True)
+class Host:
+    """A separate network that shares everything else with this machine.
+
+    Attributes:
+        name: the name of its network namespace.
+        address: its address for the other host.
+        interface: its end of the cable.
+    """
+
+    name: str
+    address: str
+    interface: str
+
+    def start(self, script: Path, *args: object, env: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+        """Start `script` on this host without waiting for it. Its output goes to the file `log`."""
+        command = ["ip", "netns", "exec", self.name, sys.executable, str(script), *map(str, args)]
+        # Otherwise gloo uses the interface of the machine's name, which the namespaces lack.
+        return start(command, env={"GLOO_SOCKET_IFNAME": self.interface, **env}, log=log)
+
+    def cut_cable(self) -> None:
+        """From now on, everything that is sent is lost."""
+        _ip("-n", self.name, "link", "set", self.interface, "down")
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts that can reach each other, until the block ends. Skips the test if the machine doesn't allow it."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` (iproute2), which makes network namespaces")
+    token = f"{os.getpid() % 100_000}{secrets.token_hex(2)}"  # names of interfaces have at most 15 letters
+    first, second = (Host(f"pa{token}{side}", f"10.213.77.{end}", f"pa{token}{side}") for side, end in ("a1", "b2"))
+    try:
+        try:
+            for host in (first, second):
+                _ip("netns", "add", host.name)
+            peer = ("peer", "name", second.interface, "netns", second.name)
+            _ip("link", "add", first.interface, "netns", first.name, "type", "veth", *peer)
+            for host in (first, second):
+                _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
+                for interface in ("lo", host.interface):
+                    _ip("-n", host.name, "link", "set", interface, "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+        yield first, second
+    finally:
+        for host in (first, second):  # with their ends of the cable
+            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], capture_output=True, check=True, encoding="utf-8")
+
 
 RANKS = Path(__file__).parents[1] / "ranks"
 # What torchrun needs besides: to hand on Slurm's warning, and to restart what has died on CPUs.
@@ -75,7 +135,7 @@ def test_two_hosts_train_together_until_their_cable_is_cut(tmp_path: Path) -> No
         slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "MASTER_ADDR": hosts[0].address}
         slurm |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
         running = [
-            host.start(RANKS / "two_hosts.py", tmp_path, 20, env={**slurm, "SLURM_PROCID": str(rank)}, log=logs[rank])
+            host.start(RANKS / "two_hosts.py", tmp_path, 12, env={**slurm, "SLURM_PROCID": str(rank)}, log=logs[rank])
             for rank, host in enumerate(hosts)
         ]
         try:
@@ -111,19 +171,21 @@ def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_p
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_torchrun_passes_the_warning_of_slurm_to_its_ranks_if_configured(tmp_path: Path) -> None:
-    options = WITH_WARNING.split()
-    launcher = start_on_ranks(RANKS / "endless.py", 2, tmp_path, options=options, log=tmp_path / "log")
+@pytest.mark.parametrize(("sent", "options"), [("SIGTERM", ""), ("SIGUSR1", WITH_WARNING)])
+def test_torchrun_that_is_warned_or_asked_to_end_lets_all_ranks_save(sent: str, options: str, tmp_path: Path) -> None:
+    number = getattr(signal, sent)
+    launcher = start_on_ranks(RANKS / "endless.py", 2, tmp_path, options=options.split(), log=tmp_path / "log")
     try:
         wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2, [launcher])
-        launcher.send_signal(signal.SIGUSR1)
+        launcher.send_signal(number)
     finally:
         log = text_at_end(launcher, tmp_path / "log")
     state = find_state(tmp_path)
     assert state is not None, log
     assert state.name == "final"
     updates = read_manifest(state).facts["updates"]
-    assert {path.name for path in tmp_path.glob("left *")} == {f"left {rank} {updates} 138" for rank in (0, 1)}, log
+    left = {f"left {rank} {updates} {128 + number}" for rank in (0, 1)}
+    assert {path.name for path in tmp_path.glob("left *")} == left, log
 
 
 def test_the_page_tells_what_torchrun_needs() -> None:

@@ -11,13 +11,7 @@ RANKS = Path(__file__).parents[1] / "ranks"
 ON_ANY_NUMBER = ("accumulation", "streams", "determinism", "evaluation")
 CASES = {
     1: ("items",),
-    2: (
-        *some((), ON_ANY_NUMBER),
-        "schedule_length",
-        "save_on_exception",
-        "passed_by",
-        "nonfinite",
-    ),  # the last one ends the group
+    2: (*some((), ON_ANY_NUMBER), "two_ranks"),
     3: (*ON_ANY_NUMBER, "items", "gather", "evaluation_together"),
 }
 
@@ -27,6 +21,5 @@ CASES = {
 def test_cases_that_need_nothing_but_their_ranks(ranks: int, tmp_path: Path) -> None:
     output = run_on_ranks(RANKS / "together.py", ranks, tmp_path, *CASES[ranks])
     for told in output.stdout_of_ranks:
-        assert [line for line in told.splitlines() if line.endswith(" is over")] == [
-            f"{one} is over" for one in CASES[ranks]
-        ]
+        ends = [line for line in told.splitlines() if line.endswith(" is over")]
+        assert ends == [f"{one} is over" for one in CASES[ranks]]

@@ -3,11 +3,11 @@
 import os
 
 from tests.chaos.size import some
-from tests.support.accumulation import compare_with_big_batches
+from tests.steps.test_accumulation import compare_with_big_batches
 
 RANKS = int(os.environ["WORLD_SIZE"])
 
-for batch_size, steps in [(1, 1), (2, 1), (2, 3)]:
+for batch_size, steps in some([(1, 1), (2, 3)], [(1, 1), (2, 1), (2, 3)]):
     per_update = batch_size * steps * RANKS
     last = per_update + batch_size * RANKS + 1
     edges = sorted({1, RANKS, RANKS + 1, per_update - 1, per_update, per_update + 1, last} - {0})

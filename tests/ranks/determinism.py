@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from pytorch_accelerated import Trainer, set_seed
 from pytorch_accelerated.errors import DataError
-from tests.support.randomness import digest, train_randomly
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.training.test_determinism import digest, train_randomly
 
 RANKS = int(os.environ["WORLD_SIZE"])
 

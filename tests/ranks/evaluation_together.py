@@ -107,7 +107,7 @@ class GathersInTheHook(Trainer):
         return super().calculate_train_batch_loss(batch)
 
 
-for batch_size, steps in [(1, 1), (2, 1), (2, 3)]:
+for batch_size, steps in some([(1, 1), (2, 3)], [(1, 1), (2, 1), (2, 3)]):
     last = 2 * RANKS * batch_size + 1
     for size in some(sorted({1, RANKS, RANKS + 1, last - 2, last - 1, last}), range(1, last + 1)):
         data = regression_data(size)

@@ -20,7 +20,8 @@ from tests.huggingface.test_subclasses import trained as trained_subclass
 
 folder = Path(sys.argv[1])
 
-for number, (name, case) in enumerate({**SAME, **EXACT}.items()):
+CASES = list({**SAME, **EXACT}.items())
+for number, (name, case) in enumerate(some(CASES[::3], CASES)):
     for steps in some((2,) if name in EXACT else (1 + number % 2,), (1, 2)):
         batches = {"per_device_train_batch_size": 2 // steps, "gradient_accumulation_steps": steps}
         trainers = [trained(library, case, folder, max_steps=1, **batches) for library in ("ours", "theirs")]

@@ -10,7 +10,16 @@ import torch
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import DataError, HookOutputError
 from tests.chaos.size import some
-from tests.support.items import BEFOREHAND, LATE, TokenTrainer, counts_late, make, plain_sgd, token_data, token_errors
+from tests.steps.test_items import (
+    BEFOREHAND,
+    LATE,
+    TokenTrainer,
+    counts_late,
+    make,
+    plain_sgd,
+    token_data,
+    token_errors,
+)
 from tests.support.reference import TOLERANCE, assert_same_parameters, tiny_model
 
 RANKS = int(os.environ["WORLD_SIZE"])

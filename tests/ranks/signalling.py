@@ -26,12 +26,33 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
 from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
+from tests.chaos.size import IS_RELEASE
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import AugmentedData, digests, everything, run
-from tests.support.states import find_state
 
+HOOKS_OF_PASSES = {"evaluate": "calculate_eval_batch_loss", "predict": "calculate_predict_batch_outputs"}
+# Where a signal comes: in which call of a hook; and the updates and the position with which the run is saved then.
+_PLACES = {
+    "in the set-up": ("create_scheduler", 1, 0, "after update 0"),
+    "in the first batch": ("calculate_train_batch_loss", 1, 1, "after update 1, with 6 samples of this epoch used"),
+    "in an evaluation inside an epoch": (
+        *("calculate_eval_batch_loss", 1, 3),
+        "after update 3, with 18 samples of this epoch used",
+    ),
+    "in the evaluation of the averaged model": ("calculate_eval_batch_loss", 5, 4, "after update 4"),
+    "at the end of an epoch": ("training_run_epoch_end", 2, 8, "after update 8"),
+}
+_MORE_PLACES = {
+    "at the start of the run": ("training_run_start", 1, 0, "after update 0"),
+    "in the last batch of an evaluation inside an epoch": (
+        *("calculate_eval_batch_loss", 2, 3),
+        "after update 3, with 18 samples of this epoch used",
+    ),
+    "in an evaluation": ("calculate_eval_batch_loss", 3, 4, "after update 4"),
+}
+PLACES: dict[str, Any] = _PLACES | _MORE_PLACES if IS_RELEASE else _PLACES
 ECHO_SECONDS = 1.1  # after which a second signal is no echo of the first
 Action = Callable[[], object]
 
@@ -131,24 +152,13 @@ def main() -> None:
     cases.run("undisturbed", train)
     for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
         cases.run(name, disturbed("calculate_train_batch_loss", 3, name), train)
-    for name, hook, number in [
-        ("in the set-up", "create_scheduler", 1),
-        ("at the start of the run", "training_run_start", 1),
-        ("in the first batch", "calculate_train_batch_loss", 1),
-        ("in an evaluation inside an epoch", "calculate_eval_batch_loss", 1),
-        ("in the last batch of an evaluation inside an epoch", "calculate_eval_batch_loss", 2),
-        ("in an evaluation", "calculate_eval_batch_loss", 3),
-        ("in the evaluation of the averaged model", "calculate_eval_batch_loss", 5),
-        ("at the end of an epoch", "training_run_epoch_end", 2),
-    ]:
+    for name, (hook, number, _, _) in PLACES.items():
         cases.run(name, disturbed(hook, number), train)
-    cases.run("at the end of the run", disturbed("training_run_end", 1))
-    cases.run("without saving", functools.partial(disturbed_with, save_on_signal=False))
-    cases.run("without saving at the end", functools.partial(disturbed_with, save_at_end=False))
     cases.run("in a user callback", in_a_callback)
     cases.run("in a prediction by a callback", in_a_prediction_by_a_callback)
-    cases.run("in evaluate", in_evaluate)
-    cases.run("in predict", in_predict)
+    for method in HOOKS_OF_PASSES:
+        cases.run(f"in {method}", functools.partial(in_a_pass, method))
+        cases.run_on_ranks(f"one rank of two in {method}", functools.partial(one_rank_in_a_pass, method))
     for second in ("SIGINT", "SIGTERM"):
         cases.run(f"a second {second} during the save", functools.partial(second_during_save, second), train)
     cases.run("an echo", functools.partial(second_during_save, "SIGTERM", after_seconds=0), train)
@@ -170,8 +180,6 @@ def main() -> None:
     cases.run_on_ranks("one rank of two", one_rank_disturbed(torch.optim.SGD, "step", 4), train_on_ranks)
     in_evaluation = one_rank_disturbed(Trainer, "calculate_eval_batch_loss", 9)
     cases.run_on_ranks("one rank of two in an evaluation", in_evaluation, train_on_ranks)
-    cases.run_on_ranks("one rank of two in evaluate", functools.partial(one_rank_in_a_pass, "evaluate"))
-    cases.run_on_ranks("one rank of two in predict", functools.partial(one_rank_in_a_pass, "predict"))
     cases.run_on_ranks("out of time", out_of_time, train_on_ranks)
     print(json.dumps({name: [dataclasses.asdict(one) for one in found] for name, found in cases.outcomes.items()}))
 
@@ -182,14 +190,6 @@ def disturbed(hook: str, number: int, name: str = "SIGTERM") -> Callable[[Path],
         train(folder)
 
     return work
-
-
-def disturbed_with(folder: Path, **arguments: Any) -> None:
-    at_call(Trainer, "backward_step", 3, send)
-    try:
-        train(folder, save_every_n_steps=None, **arguments)
-    finally:
-        print(f"saved: {find_state(folder / 'states') is not None}")
 
 
 def in_a_callback(folder: Path) -> None:
@@ -212,21 +212,16 @@ def in_a_prediction_by_a_callback(folder: Path) -> None:
     train_small(Predict())
 
 
-def in_evaluate(folder: Path) -> None:
+def in_a_pass(method: str, folder: Path) -> None:
     trainer = train_small()
-    at_call(Trainer, "calculate_eval_batch_loss", 2, send)
-    at_call(Trainer, "calculate_eval_batch_loss", 3, lambda: print("went on"))
-    trainer.evaluate(regression_data(24), 4)
-
-
-def in_predict(folder: Path) -> None:
-    trainer = train_small()
-    at_call(Trainer, "calculate_predict_batch_outputs", 2, send)
-    at_call(Trainer, "calculate_predict_batch_outputs", 3, lambda: print("went on"))
+    hook = HOOKS_OF_PASSES[method]
+    at_call(Trainer, hook, 2, send)
+    at_call(Trainer, hook, 3, lambda: print("went on"))
+    arguments = {"output_path": folder / "predictions"} if method == "predict" else {}
     try:
-        trainer.predict(regression_data(24)[0], 4, output_path=folder / "predictions")
+        getattr(trainer, method)(regression_data(24), 4, **arguments)
     finally:
-        print(f"is running: {trainer.run_context.is_at_work}, left: {[path.name for path in folder.iterdir()]}")
+        print(f"left: {[path.name for path in folder.iterdir()]}")
 
 
 class SlowData(AugmentedData):
@@ -393,8 +388,7 @@ class Count(TrainerCallback):
 def one_rank_in_a_pass(method: str, folder: Path) -> None:
     count = Count()
     trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[Report(), count])
-    hook = {"evaluate": "calculate_eval_batch_loss", "predict": "calculate_predict_batch_outputs"}[method]
-    at_call(Trainer, hook, 2, send_to_second)
+    at_call(Trainer, HOOKS_OF_PASSES[method], 2, send_to_second)
     try:
         getattr(trainer, method)(TensorDataset(*regression_data(4000)), 2)
     finally:

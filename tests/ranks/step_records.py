@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
@@ -26,6 +25,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.training.test_step_records import Batches, assert_are_the_means, facts
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 folder, stage = Path(sys.argv[1]), sys.argv[2]
@@ -41,19 +41,6 @@ class Die(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Losses(TrainerCallback):
-    """Sums over all ranks, by update."""
-
-    def __init__(self) -> None:
-        self.sums: dict[int, tuple[float, float]] = {}
-
-    def on_train_step_end(self, trainer: Trainer, batch: Any = None, batch_output: Any = None, **kwargs: Any) -> None:
-        update = trainer.run_history.updates_done + 1
-        own = torch.stack([batch_output["loss"].detach() * len(batch[0]), torch.tensor(float(len(batch[0])))])
-        total, count = trainer.gather(own[None].double()).sum(0).tolist()
-        self.sums[update] = total, count
-
-
 def train(place: Path, *callbacks: Any, **arguments: Any) -> Any:
     model = tiny_model()
     loggers = [CSVLoggerCallback(place / "log.csv"), JSONLoggerCallback(place / "log.jsonl")]
@@ -66,40 +53,29 @@ def train(place: Path, *callbacks: Any, **arguments: Any) -> Any:
     ), trainer
 
 
-def without_times(rows: Any) -> Any:
-    times = {"seconds", "samples_per_second", "data_wait_share", "peak_memory"}
-    return [{name: value for name, value in row.items() if name not in times} for row in rows]
-
-
 def files(place: Path) -> list[Any]:
     with open(place / "log.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-    assert [row["seconds"] for row in lines if "seconds" in row] == sorted(
-        row["seconds"] for row in lines if "seconds" in row
-    )
-    return [without_times(rows), without_times(lines)]
-
-
-def facts(records: Any) -> Any:
-    return [each._replace(seconds=0, samples_per_second=0, data_wait_share=0, peak_memory=None) for each in records]
+    seconds = [row["seconds"] for row in lines if "seconds" in row]
+    assert seconds == sorted(seconds)
+    times = {"seconds", "samples_per_second", "data_wait_share", "peak_memory"}
+    return [
+        [{name: value for name, value in row.items() if name not in times} for row in part] for part in (rows, lines)
+    ]
 
 
 if stage == "killed":
     train(folder, Die())
 
 if stage == "resumed":
-    losses = Losses()
-    whole, trainer = train(folder / "whole", losses)
+    batches = Batches()
+    whole, trainer = train(folder / "whole", batches)
     ends = [*range(4, 50, 4), 50]
     assert [record.update for record in whole.step_records] == [50 * epoch + end for epoch in range(3) for end in ends]
-    before, is_first = 0, trainer.run_context.ranks.is_first
-    for record in whole.step_records if is_first else ():  # a rank without rows has no event
-        sums = [losses.sums[update] for update in range(before + 1, record.update + 1)]
-        total, count = (sum(column) for column in zip(*sums, strict=True))
-        assert record.train_loss == pytest.approx(total / count, rel=1e-12), record
-        before = record.update
-    assert whole.step_records[-1].samples == 3 * SIZE
+    is_first = trainer.run_context.ranks.is_first
+    if is_first:
+        assert_are_the_means(whole.step_records, batches)
     everyones = trainer.run_context.ranks.exchange(list(whole.step_records))
     assert all(records == everyones[0] for records in everyones)
 

@@ -1,8 +1,9 @@
 """An update that is not finite leaves no trace: the run is the one that never saw it."""
 
+import functools
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,106 @@ from pytorch_accelerated.callbacks import (
     TerminateOnNaNCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
-from tests.support.faults import (
-    BATCH_SIZE,
-    DATA,
-    DECAY,
-    EPOCHS,
-    PLACES,
-    SEED,
-    FaultyTrainer,
-    momentum,
-    noisy_model,
-    schedule,
-    train_without,
-)
+from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.utils import ModelEma
 from tests.support.histories import state_without_times
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, windows_of_epoch
 from tests.support.resuming import assert_same
 from tests.support.states import list_states
+
+SEED = 3
+SIZE, BATCH_SIZE, EPOCHS, DECAY = 24, 2, 2, 0.8
+BATCHES = SIZE // BATCH_SIZE
+DATA = regression_data(SIZE)
+PLACES = ("nan in the loss", "inf in the loss", "one gradient", "an input")
+
+
+class FaultyTrainer(Trainer):
+    """A trainer whose batches with the numbers in `faults`, counted through the run from 0, fail at `place`.
+
+    Attributes:
+        seen: the first input of each computed batch.
+    """
+
+    faults: Collection[int] = ()
+    place = PLACES[0]
+
+    def training_run_start(self) -> None:
+        self.seen: list[float] = []
+        if self.run_state.updates == 0:
+            torch.manual_seed(7)  # for dropout
+
+    @property
+    def is_faulty(self) -> bool:
+        return self.run_state.epochs * BATCHES + self.run_state.batches_in_epoch in self.faults
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.seen.append(batch[0][0, 0].item())
+        if self.is_faulty and self.place == "an input":
+            inputs = batch[0].clone()
+            inputs[0, 1] = math.nan
+            batch = (inputs, batch[1])
+        output = super().calculate_train_batch_loss(batch)
+        if self.is_faulty and self.place == "nan in the loss":
+            output["loss"] = output["loss"] * math.nan
+        if self.is_faulty and self.place == "inf in the loss":
+            output["loss"] = output["loss"] + math.inf  # its gradients are finite
+        return output
+
+    def backward_step(self, loss: torch.Tensor) -> None:
+        super().backward_step(loss)
+        if self.is_faulty and self.place == "one gradient":
+            self.get_model()[-1].weight.grad[0, 0] = math.nan
+
+
+def noisy_model(*, dropout: float) -> nn.Module:
+    """A model with every kind of layer in which a batch leaves traces."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = (nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(dropout), nn.Tanh(), nn.Linear(4, 2))
+        return nn.Sequential(*layers).double()
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.95)
+
+
+def train_without(
+    updates: Collection[int], *, accumulation: int, dropout: float, stop_before: int = 99
+) -> dict[str, Any]:
+    """The result of a plain loop that leaves out `updates`, counted from 0."""
+    model = noisy_model(dropout=dropout)
+    optimizer = momentum(model)
+    scheduler = schedule(optimizer)
+    average = ModelEma(model, decay=DECAY)
+    losses: list[list[float]] = []
+    torch.manual_seed(7)
+    number = 0
+    for epoch in range(EPOCHS):
+        losses.append([])
+        for window in windows_of_epoch(SIZE, BATCH_SIZE * accumulation, seed=SEED, epoch=epoch):
+            number += 1
+            if number - 1 in updates or number > stop_before:
+                continue
+            for rows in window.split(BATCH_SIZE):
+                loss = nn.functional.mse_loss(model(DATA[0][rows]), DATA[1][rows])
+                losses[-1].append(loss.item())
+                (loss if accumulation == 1 else loss * (len(rows) / len(window))).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            average.update(model)
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "average": average.module.state_dict(),
+        "losses": losses,
+    }
+
 
 NOT_APPLIED = "cannot be applied"
 
@@ -368,21 +451,3 @@ def test_workers_begin_again_where_the_state_is(saving: Any):
             nonfinite_policy="rollback",
         )
     assert_is(trainer, train_without([7], accumulation=1, dropout=0.3))
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"nonfinite_policy": "ignore"}, ConfigurationError, "'ignore'.*'skip'.*'rollback'"),
-        ({"nonfinite_policy": "skip", "max_skipped_updates": 0}, ConfigurationError, "`max_skipped_updates` is 0"),
-        ({"nonfinite_policy": "skip", "max_skipped_updates": 1.5}, ArgumentTypeError, "`max_skipped_updates` is 1.5"),
-        ({"nonfinite_policy": "rollback"}, ConfigurationError, "there is nothing to go back to"),
-    ],
-)
-def test_unworkable_arguments_are_rejected(arguments: Any, error: Any, words: str):
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[SaveTrainingStateCallback()])
-    with pytest.raises(error, match=words):
-        trainer.train(regression_data(4), 1, **arguments)

@@ -15,7 +15,6 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.steps.splitting import rows_of
-from tests.support.processes import run_on_ranks
 from tests.support.reference import assert_same_parameters, regression_data, sgd
 from tests.support.resuming import assert_same
 
@@ -382,39 +381,14 @@ def test_batches_that_cannot_be_split_are_refused(batch: Any):
         rows_of(batch)
 
 
-def test_a_batch_of_sequences_that_begin_with_the_time_is_not_split() -> None:
-    with pytest.raises(DataError, match="one row for each sample"):
-        rows_of(torch.zeros(6, 4, 3), samples=4)
-
-
-def test_such_a_batch_is_refused_before_memory_runs_out():
-    data = [{"x": torch.ones(3), "name": "a"}] * 4
-    with pytest.raises(DataError, match="'name'.*cannot be split"):
-        make(Memory(99)).train(data, 1, split_on_oom=True)
-
-
-def test_unworkable_arguments_are_rejected():
+def test_what_cannot_be_split_is_refused_before_memory_runs_out():
     class Own(Trainer):
         def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
             super()._perform_forward_and_backward_passes(batch, step)
 
     with pytest.raises(ConfigurationError, match="_perform_forward_and_backward_passes` is overridden"):
         train(make(Memory(99), base=Own))
-
-
-@pytest.mark.processes
-def test_several_ranks_are_refused():
-    script = """
-from torch import nn
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.errors import ConfigurationError
-from tests.support.reference import regression_data, sgd, tiny_model
-
-trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
-assert trainer._ranks.count == 2
-try:
-    trainer.train(regression_data(8), 1, split_on_oom=True)
-except ConfigurationError as error:
-    print("refused:", error)
-"""
-    assert run_on_ranks(script, 2).stdout.count("refused: `split_on_oom` is True") == 2
+    with pytest.raises(DataError, match="'name'.*cannot be split"):
+        make(Memory(99)).train([{"x": torch.ones(3), "name": "a"}] * 4, 1, split_on_oom=True)
+    with pytest.raises(DataError, match="one row for each sample"):  # the first dimension is the time
+        rows_of(torch.zeros(6, 4, 3), samples=4)

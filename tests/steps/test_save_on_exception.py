@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
@@ -16,6 +15,7 @@ from pytorch_accelerated.callbacks import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
+from tests.support import streaming
 from tests.support.resuming import assert_same, everything, run
 
 
@@ -43,7 +43,7 @@ class Breaks(TrainerCallback):
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self.batches += 1
-        is_second = trainer.run_context.training.step.micro_batch.is_last
+        is_second = trainer.run_state.batches_in_epoch % 2 == 1
         if self.reaches(trainer, "forward") and is_second:
             trainer.model[-1].register_forward_pre_hook(fail)  # after batch norm and dropout
         if self.reaches(trainer, "loss") and is_second:
@@ -53,7 +53,7 @@ class Breaks(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, *, batch_output: dict[str, Any], **kwargs: Any) -> None:
         trainer.run_history.update_metric("seen", self.batches)
-        if self.reaches(trainer, "backward") and trainer.run_context.training.step.micro_batch.is_last:
+        if self.reaches(trainer, "backward") and trainer.run_state.batches_in_epoch % 2 == 1:
             trainer.model[0].weight.register_hook(fail)
         if self.reaches(trainer, "callback"):
             raise self.error("broken")
@@ -184,32 +184,9 @@ def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path, capsys: pytest.
 
 
 def test_a_stream_that_knows_its_position_resumes_where_the_last_update_ended(tmp_path: Path) -> None:
-    class Numbers(torch.utils.data.IterableDataset[Any]):
-        def __init__(self) -> None:
-            self.position = 0
-
-        def __iter__(self) -> Any:
-            while self.position < 24:
-                self.position += 1
-                yield torch.full((1,), self.position / 24), torch.full((1,), self.position / 12)
-            self.position = 0
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"position": self.position}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.position = state["position"]
-
-    def train(*extra: TrainerCallback, **arguments: Any) -> Any:
-        torch.manual_seed(0)
-        model = nn.Linear(1, 1)
-        trainer = Trainer(
-            model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[*extra, saver(tmp_path)]
-        )
-        trainer.train(Numbers(), num_epochs=2, per_device_batch_size=2, gradient_accumulation_steps=2, **arguments)
-        return model.state_dict()
-
-    whole = train()
+    arguments = {"gradient_accumulation_steps": 2}
+    whole = streaming.run(streaming.Walk(), **arguments)
     with pytest.raises(UsersError):
-        train(Breaks("callback", updates=4))
-    assert_same(train(resume_from=tmp_path / "states"), whole)
+        streaming.run(streaming.Walk(), Breaks("callback", updates=4), saver(tmp_path), **arguments)
+    resumed = streaming.run(streaming.Walk(), process_seed=3, resume_from=tmp_path / "states", **arguments)
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())

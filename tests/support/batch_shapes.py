@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence, unpad_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
@@ -36,14 +36,12 @@ class Shape(NamedTuple):
         model: makes the model.
         loss_func: of outputs and targets.
         base: the trainer.
-        of_sample: what a prediction for one sample is, by the model's outputs for a batch of it alone.
     """
 
     collate: Callable[[list[Any]], Any]
     model: type[nn.Module]
     loss_func: Callable[[Any, Any], torch.Tensor] = nn.functional.mse_loss
     base: type[Trainer] = Trainer
-    of_sample: Callable[[Any], Any] = lambda outputs: outputs[0]
 
 
 class Small(nn.Module):
@@ -132,23 +130,6 @@ class OfPacked(Small):
         return self.head(self.rnn(sequences)[1][0])
 
 
-class StatesOfPacked(Small):
-    def forward(self, sequences: PackedSequence) -> Any:
-        return self.rnn(sequences)[0]
-
-
-def last_states(states: PackedSequence, targets: torch.Tensor) -> torch.Tensor:
-    padded, lengths = nn.utils.rnn.pad_packed_sequence(states)
-    return ((padded.sum(-1).sum(0) / lengths)[:, None] - targets).square().mean()
-
-
-class StepTrainer(Trainer):
-    """Predicts a row for each step of a padded sequence."""
-
-    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
-        return unpad_sequence(self.model.rnn(batch[0])[0], (batch[0] != 0).all(2).sum(0))
-
-
 # ---------------------------------------------------------------------------------------------------------- detection
 
 
@@ -185,8 +166,6 @@ SHAPES = {
     "nodes": Shape(
         graphs, OfGraphs, lambda outputs, batch: nn.functional.mse_loss(outputs, batch["targets"]), NodeTrainer
     ),
-    "packed states": Shape(packed, StatesOfPacked, last_states, of_sample=lambda outputs: outputs.data),
-    "steps": Shape(time_first, OfTimeFirst, base=StepTrainer),
 }
 
 
@@ -213,5 +192,4 @@ def mean_loss(trainer: Trainer, name: str) -> float:
 def predictions(trainer: Trainer, name: str) -> list[Any]:
     """The prediction that each sample gets alone."""
     with torch.no_grad():
-        outputs = [trainer.calculate_predict_batch_outputs(batch) for batch in alone(trainer, name)]
-    return [SHAPES[name].of_sample(output) for output in outputs]
+        return [trainer.calculate_predict_batch_outputs(batch)[0] for batch in alone(trainer, name)]

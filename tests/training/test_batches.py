@@ -104,24 +104,6 @@ def test_items_after_inputs_and_targets_are_left_to_the_user(batch: Any):
     assert torch.equal(predictions_of(model, batch), model(ROWS))
 
 
-@pytest.mark.parametrize("further", [0, 1, 2])
-def test_batches_of_three_items_train_evaluate_and_predict_as_pairs_do(further: int):
-    rows = torch.linspace(-1, 1, 30).view(10, 3)
-    data = (rows, rows.sum(1, keepdim=True), *[torch.arange(10)] * further)
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    trainer = Trainer(model, F.mse_loss, sgd(model), callbacks=(), seed=1)
-    history = trainer.train(data, num_epochs=2, eval_dataset=data, per_device_batch_size=4)
-    assert torch.equal(trainer.predict(data, per_device_batch_size=4), trainer.predict(rows, per_device_batch_size=4))
-
-    torch.manual_seed(0)
-    expected = nn.Linear(3, 1)
-    of_pairs = Trainer(expected, F.mse_loss, sgd(expected), callbacks=(), seed=1)
-    losses = of_pairs.train(data[:2], num_epochs=2, eval_dataset=data[:2], per_device_batch_size=4)
-    assert_same_parameters(model, expected)
-    assert history.get_metric_values("eval_loss_epoch") == losses.get_metric_values("eval_loss_epoch")
-
-
 @pytest.mark.parametrize("returns", [dict, OrderedDict, tuple])
 def test_a_dict_goes_in_by_name_and_the_model_returns_its_loss(returns: Any):
     model = Named(returns)

@@ -1,18 +1,135 @@
 """The same run twice gives the same bits, whoever fetches the data; and nobody else's random numbers change."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from tests.support.randomness import Augmented, digest, train_randomly
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, windows_of_epoch
+from tests.support.resuming import digests
+
+SEED = 3
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.01)
+
+
+def momentum(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
+
+
+@pytest.mark.parametrize("as_rows", [False, True], ids=["whole batches", "row by row"])
+@pytest.mark.parametrize("make_optimizer", [adamw, momentum])
+def test_a_bare_hand_written_loop_gives_the_same_weights(
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer], as_rows: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(101, 5, generator=generator)
+    targets = torch.randint(3, (101,), generator=generator)
+
+    by_hand = model()
+    optimizer = make_optimizer(by_hand)
+    scheduler = cosine(optimizer)
+    loss_func = nn.CrossEntropyLoss()
+    torch.manual_seed(7)  # for dropout
+    for epoch in range(3):
+        by_hand.train()
+        for rows in windows_of_epoch(101, 8, seed=SEED, epoch=epoch):
+            loss = loss_func(by_hand(inputs[rows]), targets[rows])
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    class Seeded(Trainer):
+        def training_run_start(self) -> None:
+            torch.manual_seed(7)
+
+    ours = model()
+    dataset: Any = list(zip(inputs, targets, strict=True)) if as_rows else TensorDataset(inputs, targets)
+    trainer = Seeded(ours, loss_func, make_optimizer(ours), callbacks=(), seed=SEED)
+    trainer.train(dataset, num_epochs=3, per_device_batch_size=8, create_scheduler_fn=cosine)
+    assert_same_parameters(ours, by_hand, tolerance=0)
+
+
+SAMPLES = 21
+
+
+class Augmented(Dataset[Any]):
+    """Float64 samples with noise from each of the generators that augmentations use."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.rand(3, dtype=torch.float64) + torch.from_numpy(np.random.rand(3)) + random.random()
+        return index / SAMPLES + noise, torch.tensor([index % 3, index % 2], dtype=torch.float64)
+
+
+def mix(samples: list[Any]) -> Any:
+    """A collate function that mixes each sample with another one of the batch."""
+    inputs, targets = default_collate(samples)
+    share = np.random.beta(0.4, 0.4) * random.random()
+    partner = torch.randperm(len(inputs))
+    return share * inputs + (1 - share) * inputs[partner], share * targets + (1 - share) * targets[partner]
+
+
+def dropout_model(*, rate: float = 0.3) -> nn.Module:
+    """A model with the same float64 weights on every call; the global generators are left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(rate), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def train_randomly(
+    seed: int | None,
+    *,
+    workers: int = 0,
+    epochs: int = 2,
+    batch_size: int = 4,
+    evaluates: bool = True,
+    change: Callable[[Trainer], None] | None = None,
+) -> Trainer:
+    """A finished run with augmentations, a random collate function, dropout and accumulation."""
+    model = dropout_model()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=(), seed=seed)
+    if change is not None:
+        change(trainer)
+    trainer.train(
+        Augmented(),
+        epochs,
+        Augmented() if evaluates else None,
+        batch_size,
+        gradient_accumulation_steps=2,
+        train_dataloader_kwargs={"num_workers": workers},
+        eval_dataloader_kwargs={"num_workers": workers},
+        collate_fn=mix,
+    )
+    return trainer
+
+
+def digest(trainer: Trainer) -> str:
+    """An exact digest of a run's results: weights and every metric."""
+    history = trainer.run_history
+    metrics = {name: list(history.get_metric_values(name)) for name in history.get_metric_names()}
+    return str(digests({"model": trainer.get_model().state_dict(), "metrics": metrics}))
 
 
 def generators() -> list[Any]:

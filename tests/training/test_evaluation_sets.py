@@ -21,7 +21,6 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.errors import ArgumentTypeError, StopTrainingError
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -88,30 +87,6 @@ def check_each_set_is_measured_as_if_it_were_alone(folder: Path) -> None:
 
 def test_each_set_is_measured_as_if_it_were_alone(tmp_path):
     check_each_set_is_measured_as_if_it_were_alone(tmp_path)
-
-
-ON_RANKS = """
-import os
-import sys
-from pathlib import Path
-import torch
-from tests.training.test_evaluation_sets import (
-    check_a_resumed_run_has_no_gap_and_no_double,
-    check_each_set_is_measured_as_if_it_were_alone,
-)
-
-check_each_set_is_measured_as_if_it_were_alone(Path(sys.argv[1]))
-for intermediate in (False, True):
-    folder = Path(sys.argv[1]) / f"states {intermediate}"
-    check_a_resumed_run_has_no_gap_and_no_double("clean", folder, intermediate=intermediate)
-assert torch.distributed.get_world_size() == 2
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_sets_are_measured_and_resumed_on_two_ranks(tmp_path):
-    run_on_ranks(ON_RANKS, 2, tmp_path)
 
 
 def test_the_loss_of_the_first_set_is_also_recorded_without_a_name(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/events.md says the truth: each of its blocks is held against a recorded run."""
+"""docs/events.md and `Trainer.explain` say the truth: each block of the page is held against a recorded run."""
 
 import functools
 import math
@@ -17,9 +17,11 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.support.dispositions import default_signals
-from tests.support.recording import PAGE, SHOWN_HOOKS, Recorder, expand
+from tests.support.processes import REPOSITORY
+from tests.support.recording import PAGE, REMARKS, SHOWN_HOOKS, Recorder, expand
 from tests.support.reference import regression_data
 
+EPOCHS = 2
 COUNTS = {"update": 3, "batch of the update": 1, "batch": 2}
 TRAIN, EVALUATE = regression_data(6), regression_data(4)
 
@@ -229,3 +231,109 @@ def test_events_get_what_they_are_about_by_keyword(tmp_path: Path, monkeypatch: 
     Scene(tmp_path, monkeypatch).train(ask, arguments, gradient_accumulation_steps=2)
     inside, after = [("is_intermediate", True)] * 2, [("is_intermediate", False)] * 2
     assert list(arguments.seen) == [0, 1, *inside, 2, *after, 0, 1, 2, *after]
+
+
+# What `Trainer.explain` tells beforehand is what a run then does: here with two batches of an update
+
+
+def watcher(name: str, acted: list[str], *events: str) -> TrainerCallback:
+    """A callback of a class of that name, which notes when it acts."""
+
+    def method(event: str) -> Any:
+        return lambda self, trainer, **kwargs: acted.append(f"{event} {name}")
+
+    kind: type[TrainerCallback] = type(name, (TrainerCallback,), {event: method(event) for event in events})
+    return kind()
+
+
+class CountsItems(Trainer):
+    def count_batch_items(self, batch: Any) -> int:
+        return len(batch[0])
+
+
+def section(text: str, name: str) -> str:
+    """What is indented below ``name(...):``."""
+    (found,) = [part for part in text.split("\n\n") if part.startswith(f"{name}(...):\n")]
+    return found.partition("\n")[2]
+
+
+def run(trainer: Trainer, what: str) -> None:
+    if what == "predict":
+        trainer.predict(EVALUATE, per_device_batch_size=2)
+    elif what == "evaluate":
+        trainer.evaluate(EVALUATE, per_device_batch_size=2)
+    else:
+        evaluation_set = EVALUATE if what == "train" else None
+        arguments = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2}
+        trainer.train(regression_data(12), EPOCHS, evaluation_set, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [Trainer, CountsItems])
+@pytest.mark.parametrize("what", ["train", "train without evaluation", "evaluate", "predict"])
+def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
+    recorder = Recorder([*SHOWN_HOOKS, "count_batch_items"] if base is CountsItems else SHOWN_HOOKS)
+    trainer = recorder.trainer(base=base)
+    text = section(trainer.explain(EPOCHS, evaluate=what == "train" or what == "evaluate"), what.split()[0])
+    recorder.calls.clear()
+    run(trainer, what)
+    assert recorder.calls == expand(text, counts={**COUNTS, "batch of the update": 2})
+
+
+def test_the_callbacks_beside_an_event_are_those_that_handle_it():
+    acted: list[str] = []
+    beginnings = ("on_init_end", "on_train_epoch_start", "on_eval_epoch_start")
+    others = ("on_train_step_end", "on_optimizer_step_end", "on_prediction_step_end")
+    trainer = Recorder().trainer(watcher("First", acted, *beginnings), watcher("Second", acted, *beginnings, *others))
+    text = trainer.explain(EPOCHS)
+    promised = [step for name in ("Trainer", "train", "evaluate", "predict") for step in expand_actors(text, name)]
+    for what in ("train", "evaluate", "predict"):
+        run(trainer, what)
+    assert acted == [step for step in promised if not step.endswith("Recorder")]
+
+
+def expand_actors(text: str, name: str) -> list[str]:
+    """The same order, with a line of its own for each callback at an event, as "event callback"."""
+    lines = []
+    event, depth = "", 0
+    for line in section(text, name).splitlines():
+        words = line.split()
+        if len(words) == 1 and len(line) - len(words[0]) > 40:  # a further callback of the event above
+            lines.append(f"{' ' * depth}{event} {words[0]}")
+        elif words[0].startswith("on_"):
+            event, depth = words[0], len(line) - len(line.lstrip())
+            lines.append(f"{' ' * depth}{event} {words[1]}")
+        elif line.endswith(":"):
+            lines.append(line)
+    return expand("\n".join(lines), counts={**COUNTS, "batch of the update": 2})
+
+
+def test_the_page_about_the_loop_shows_the_same():
+    """Methods on the left, events and recorded metrics on the right."""
+    page = (REPOSITORY / "docs" / "loop.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"<!-- loop -->\n```text\n.*?\n\n(.*?)```", page, re.DOTALL)
+    text = section(Recorder([]).trainer().explain(EPOCHS), "train").replace(f"each of {EPOCHS} epochs:", "each epoch:")
+    lines = [line[:REMARKS].strip() for line in text.splitlines()]
+    assert [line.strip() for line in shown.splitlines()] == [line for line in lines if not line.startswith("_")]
+
+
+def test_overridden_hooks_and_custom_events_are_shown():
+    class Middle(Trainer):
+        custom_events = ("batch_was_strange",)
+
+        def backward_step(self, loss: Any) -> None:
+            super().backward_step(loss)
+
+    class Mine(Middle):
+        def _clip_gradients(self) -> None:
+            pass
+
+    class Strange(TrainerCallback):
+        def batch_was_strange(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    lines = Recorder([]).trainer(Strange(), base=Mine).explain().splitlines()
+    assert [line.split() for line in lines if "overridden" in line] == [
+        ["backward_step", "overridden", "in", "Middle"],
+        ["_clip_gradients", "overridden", "in", "Mine"],
+    ]
+    assert lines[-1].split() == ["batch_was_strange", "Strange"]

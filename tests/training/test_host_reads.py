@@ -177,25 +177,6 @@ def test_an_evaluation_reads_its_losses_in_bulk():
     assert counts[-1] - counts[0] <= (batches - 1) // UPDATES_BETWEEN_READINGS
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda tensor: tensor[0].item(),
-        lambda tensor: 1 if tensor.isfinite().all() else 0,
-        lambda tensor: tensor.tolist(),
-        lambda tensor: tensor.numpy(),
-        lambda tensor: tensor.cpu(),
-    ],
-)
-def test_the_counter_counts(read: Callable[[torch.Tensor], object]):
-    reads = HostReads()
-    with reads.watching():
-        tensor = torch.ones(3) + 1
-        assert reads.count == 0
-        read(tensor)
-    assert reads.count == 1
-
-
 class CountsLate(Trainer):
     """Counts items once the loss is there, in a tensor."""
 

@@ -1,6 +1,5 @@
 """`overfit_batches`: the same few batches in every epoch, and in evaluation."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers import CosineLrScheduler
-from tests.support.processes import run_on_ranks
 
 ROWS = torch.arange(20.0).reshape(20, 1)
 
@@ -87,21 +85,3 @@ def test_accumulation_and_the_schedule_count_the_short_epochs() -> None:
 def test_a_loader_that_shuffles_is_an_error(data: Any) -> None:
     with pytest.raises(ConfigurationError, match="`overfit_batches` takes the first .* has a .*RandomSampler.*Pass"):
         Recording().train(data, 1, overfit_batches=2)
-
-
-@pytest.mark.processes
-def test_each_rank_has_its_own_batches() -> None:
-    script = """
-import torch
-from tests.training.test_overfit_batches import FIRST_TWO, ROWS, Recording
-
-trainer = Recording()
-assert trainer.run_context.ranks.count == 2
-trainer.train((ROWS, ROWS), 2, per_device_batch_size=3, overfit_batches=1)
-rank = trainer.run_context.ranks.index
-assert trainer.trained == trainer.evaluated == [FIRST_TWO[rank]] * 2
-print("all is well")
-torch.distributed.destroy_process_group()
-"""
-    output = run_on_ranks(script, 2, cwd=Path(__file__).parents[2])
-    assert output.stdout.count("all is well") == 2

@@ -32,26 +32,6 @@ def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Train
     return base(model, nn.MSELoss(), sgd(model), callbacks=callbacks, **{"seed": 3, **kwargs})
 
 
-# Gradient accumulation
-
-
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_the_recorded_loss_and_the_one_callbacks_see_are_not_divided_by_the_accumulation_steps(steps: int):
-    class Losses(TrainerCallback):
-        def __init__(self) -> None:
-            self.seen: list[float] = []
-
-        def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            with torch.no_grad():
-                outputs = trainer.model(batch[0])
-            assert batch_output["loss"].item() == nn.functional.mse_loss(outputs, batch[1]).item()
-            self.seen.append(batch_output["loss"].item() * len(batch[0]))
-
-    trainer = make(losses := Losses())
-    trainer.train(DATA, 1, per_device_batch_size=2, gradient_accumulation_steps=steps, **NOT_SHUFFLED)
-    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(sum(losses.seen) / 11, rel=1e-14)
-
-
 # How long a run is
 
 
@@ -165,9 +145,6 @@ def test_evaluate_keeps_the_record_of_training_and_the_collate_function():
     assert metrics == {"evaluation_loss": pytest.approx(expected, rel=1e-12)}
     assert len(record.get_metric_values("train_loss_epoch")) == 2
     assert record.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
-
-
-# Callbacks
 
 
 # The model and accelerate

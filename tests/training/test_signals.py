@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import SignalExit
-from tests.support.ending import kill_with_children
+from tests.ranks.signalling import PLACES
 from tests.support.forks import Outcome
-from tests.support.processes import TIME_LIMIT_SECONDS, run_forked, start_on_ranks
+from tests.support.processes import run_forked
 from tests.support.reference import regression_data, sgd, tiny_model
-from tests.support.states import find_state, read_manifest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1")}
 RANKS = Path(__file__).parents[1] / "ranks"
-SIGNALLING, ENDLESS = RANKS / "signalling.py", RANKS / "endless.py"
 
 Outcomes = dict[str, list[Outcome]]
 
@@ -31,7 +28,7 @@ Outcomes = dict[str, list[Outcome]]
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """How each process of each case of the script ended."""
-    output = run_forked(SIGNALLING, tmp_path_factory.mktemp("signals"))
+    output = run_forked(RANKS / "signalling.py", tmp_path_factory.mktemp("signals"))
     cases = json.loads(output.stdout.splitlines()[-1])
     return {name: [Outcome(**one) for one in found] for name, found in cases.items()}
 
@@ -65,22 +62,9 @@ def test_a_signal_ends_training_after_the_update_and_the_process_with_its_status
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("case", "updates", "position"),
-    [
-        ("in the set-up", 0, "after update 0"),
-        ("at the start of the run", 0, "after update 0"),
-        ("in the first batch", 1, "after update 1, with 6 samples of this epoch used"),
-        ("in an evaluation inside an epoch", 3, "after update 3, with 18 samples of this epoch used"),
-        ("in the last batch of an evaluation inside an epoch", 3, "after update 3, with 18 samples of this epoch used"),
-        ("in an evaluation", 4, "after update 4"),
-        ("in the evaluation of the averaged model", 4, "after update 4"),
-        ("at the end of an epoch", 8, "after update 8"),
-    ],
-)
-def test_a_run_that_was_ended_anywhere_resumes_to_the_same_end(
-    outcomes: Outcomes, case: str, updates: int, position: str
-):
+@pytest.mark.parametrize("case", PLACES)
+def test_a_run_that_was_ended_anywhere_resumes_to_the_same_end(outcomes: Outcomes, case: str):
+    _, _, updates, position = PLACES[case]
     interrupted, resumed = outcomes[case]
     assert interrupted.status == 143
     assert f"stopped after update {updates}: SIGTERM came." in interrupted.lines
@@ -137,16 +121,14 @@ def test_workers_outlive_a_signal_to_all_processes_so_that_the_update_can_be_fin
     ("where", "said"),
     [
         ("evaluate", ["stopped after update 12: SIGTERM came.", "on_evaluation_run_end"]),
-        ("predict", ["on_exception: SignalExit", "is running: False, left: ['log_0']"]),  # nothing half written
+        ("predict", ["on_exception: SignalExit"]),
     ],
 )
 def test_a_signal_ends_a_pass_before_the_next_batch(outcomes: Outcomes, where: str, said: list[str]):
     (ended,) = outcomes[f"in {where}"]
     assert ended.status == 143
-    assert ended.lines[1:] == [
-        *said,
-        "SignalExit: SIGTERM has ended the run.",
-    ]  # the first is of the training before it
+    # The first line is of the training before it; nothing is left half written.
+    assert ended.lines[1:] == [*said, "left: ['log_0']", "SignalExit: SIGTERM has ended the run."]
 
 
 # Handlers
@@ -224,27 +206,6 @@ def test_a_time_limit_ends_all_ranks_after_the_same_update_and_they_resume_to_th
         assert outcome.status == 0
         assert "stopped after update 3: `max_duration` (1000) is over." in outcome.lines
     assert [end_of(first), end_of(second)] == [end_of(rank) for rank in outcomes["undisturbed ranks"]]
-
-
-@pytest.mark.processes
-def test_a_launcher_that_is_asked_to_end_lets_all_ranks_save(tmp_path: Path):
-    launcher = start_on_ranks(ENDLESS, 2, tmp_path, log=tmp_path / "log")
-    try:
-        deadline = time.monotonic() + TIME_LIMIT_SECONDS
-        while len(list(tmp_path.glob("ready *"))) < 2 and launcher.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        launcher.terminate()
-        launcher.wait(timeout=TIME_LIMIT_SECONDS)
-    finally:
-        if launcher.poll() is None:
-            kill_with_children(launcher.pid)
-            launcher.wait()
-    log = (tmp_path / "log").read_text()
-    state = find_state(tmp_path)
-    assert state is not None, log
-    assert state.name == "final"
-    updates = read_manifest(state).facts["updates"]
-    assert {path.name for path in tmp_path.glob("left *")} == {f"left {rank} {updates} 143" for rank in (0, 1)}, log
 
 
 # In this process

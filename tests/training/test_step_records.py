@@ -23,18 +23,20 @@ DATA = regression_data(SIZE)
 
 
 class Batches(TrainerCallback):
-    """Sums losses as they are computed, by update of the history."""
+    """Sums losses of all ranks as they are computed, by update of the history. A rank without rows has no event."""
 
     ranks_agree_after_each_update = False
 
     def __init__(self) -> None:
-        self.sums: dict[int, tuple[float, int]] = {}
+        self.sums: dict[int, tuple[float, float]] = {}
         self.rates: dict[int, float] = {}
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        update, size = trainer.run_history.updates_done + 1, len(batch[0])
+        own = [batch_output["loss"].item() * len(batch[0]), len(batch[0])]
+        rows = trainer.gather(torch.tensor([own], dtype=torch.float64)).sum(0).tolist()
+        update = trainer.run_history.updates_done + 1
         total, count = self.sums.get(update, (0.0, 0))
-        self.sums[update] = total + batch_output["loss"].item() * size, count + size
+        self.sums[update] = total + rows[0], count + rows[1]
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.rates[trainer.run_history.updates_done] = trainer.optimizer.param_groups[0]["lr"]
@@ -56,7 +58,7 @@ def facts(records: Sequence[StepRecord]) -> list[StepRecord]:
 
 def assert_are_the_means(records: Sequence[StepRecord], batches: Batches) -> None:
     """Each update is in one record, whose loss is the mean over its samples."""
-    before = samples = 0
+    before, samples = 0, 0.0
     for record in records:
         sums = [batches.sums[update] for update in range(before + 1, record.update + 1)]
         total, count = (sum(column) for column in zip(*sums, strict=True))

@@ -11,7 +11,6 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from tests.support.histories import state_without_times
-from tests.support.processes import run_on_ranks
 from tests.support.recording import EVENTS
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 
@@ -145,97 +144,6 @@ def test_a_time_limit_ends_the_run_after_an_update():
     assert trainer.run_state.updates == 0
     trainer.train(DATA, 1, max_duration="01:00:00", **ARGUMENTS)
     assert trainer.run_state.updates == 3
-
-
-ON_RANKS = """
-import torch
-from torch import nn
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import HookOutputError, StopTrainingError
-from pytorch_accelerated.training.stopping import Stopping
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
-
-class OneStops(TrainerCallback):
-    def __init__(self, event, times):
-        self.times = times
-        setattr(self, event, self.act)
-
-    def act(self, trainer, **kwargs):
-        self.times -= trainer._ranks.index
-        if self.times == 0 and trainer._ranks.index:
-            raise StopTrainingError("enough")
-
-    def on_stop_training_error(self, trainer, reason, **kwargs):
-        print(reason)
-
-def train(*callbacks, steps=None, base=Trainer):
-    trainer = base(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
-    trainer.train(regression_data(24), 2, regression_data(9), 2, steps, 2)
-    return trainer
-
-class BothStop(TrainerCallback):
-    def on_train_epoch_end(self, trainer, **kwargs):
-        raise StopTrainingError(f"rank {trainer._ranks.index} has had enough")
-
-for event, times, updates in [
-    ("on_training_run_start", 1, 0), ("on_train_step_end", 3, 2),
-    ("on_eval_epoch_start", 1, 3), ("on_eval_step_end", 1, 3),
-]:
-    trainer = train(OneStops(event, times))
-    assert trainer.run_state.updates == updates, (event, trainer.run_state)
-assert_same_parameters(trainer.model, train(steps=3).model, tolerance=0)
-train(BothStop(), OneStops("on_training_run_end", 0))
-
-class StopsTooEarly(Trainer):
-    def calculate_train_batch_loss(self, batch):
-        if self._ranks.index:
-            raise StopTrainingError("no loss")
-        return super().calculate_train_batch_loss(batch)
-
-class SGD(torch.optim.SGD):
-    steps = 0  # not a hook of the trainer, so nobody expects it to stop anything
-
-    def step(self, closure=None):
-        super().step(closure)
-        self.steps += 1
-        if self.steps == 3 and trainer._ranks.index:
-            raise StopTrainingError("the optimizer gave up")
-
-model = tiny_model()
-trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=(), seed=3)
-agreements = 0
-agree = Stopping.stop_if_asked
-def counted(stopping):
-    global agreements
-    agreements += 1
-    agree(stopping)
-Stopping.stop_if_asked = counted
-trainer.train(regression_data(4000), 50, per_device_batch_size=2)
-updates = trainer.run_state.updates
-assert trainer._ranks.exchange_numbers([updates]) == [[updates]] * 2
-assert 3 <= updates < 50_000, updates  # about a quarter of a second later
-trainer.train(regression_data(400), 1, per_device_batch_size=1)
-assert trainer.run_state.updates == 200
-assert agreements < updates + 150, (agreements, updates)
-
-if trainer._ranks.index:
-    try:
-        trainer = StopsTooEarly(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
-        hook = trainer.calculate_train_batch_loss
-        trainer.run_context.emitter.explain(StopTrainingError("enough"), hook, None)
-    except Exception as error:
-        print(type(error).__name__)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_if_one_rank_stops_all_stop_at_the_same_place_and_for_the_same_reason():
-    first, second = run_on_ranks(ON_RANKS, 2).stdout_of_ranks
-    reasons = [*["enough"] * 4, "rank 0 has had enough"]
-    assert first.splitlines() == reasons
-    assert second.splitlines() == [*reasons, "HookOutputError"]
 
 
 # What callbacks ask for

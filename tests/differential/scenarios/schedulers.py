@@ -109,18 +109,6 @@ def wsd() -> Any:
     return grid(run, {f"{length}, {name}": {**first, **rest} for (length, first), (name, rest) in cases})
 
 
-def wsd_phases() -> Any:
-    scheduler = WSDLrScheduler(_optimizer(), total_steps=100, num_warmup_steps=5, num_checkpoints=2)
-    seen = {}
-    for step in (0, 3, 10, 49, 50, 60, 95, 99, 100):
-        scheduler.step_update(step)
-        seen[str(step)] = {
-            "info": attempt(lambda step=step: scheduler.get_phase_info(step)),
-            "current": attempt(scheduler.get_current_phase_info),
-        }
-    return seen
-
-
 class _Halving(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> Any:
         return [value * 0.5**num_updates for value in RATES]
@@ -171,16 +159,6 @@ def subclasses() -> Any:
             return {"rates": _rates(scheduler, optimizer, 4), **_attributes(scheduler)}
 
         seen[scheduler_type.__name__] = attempt(run)
-    return seen
-
-
-def counting() -> Any:
-    """What repeated calls of `step` do, and with which number they begin."""
-    seen = {}
-    for name, make in _MADE.items():
-        optimizer = _optimizer()
-        scheduler = make(optimizer)
-        seen[name] = {"at first": _values(optimizer)[0], "steps": _steps(scheduler, optimizer, 5)}
     return seen
 
 

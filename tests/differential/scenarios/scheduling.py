@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
+from pytorch_accelerated.schedulers import StatefulSchedulerBase
 from pytorch_accelerated.trainer import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
 from tests.differential.scenarios.common import attempt, grid, train, trainer, weights_of
 
@@ -56,24 +56,6 @@ def of_torch() -> Any:
             "arithmetic": _with(functools.partial(schedulers.CosineAnnealingLR, T_max=length)),
             "accumulation": _with(functools.partial(schedulers.StepLR, step_size=1), gradient_accumulation_steps=2),
             "none": {},
-        },
-    )
-
-
-def of_the_package() -> Any:
-    cosine, wsd = CosineLrScheduler.create_scheduler_fn, WSDLrScheduler.create_scheduler_fn
-    both = {"num_warmup_epochs": 1, "num_cooldown_epochs": 1}
-    return grid(
-        _run,
-        {
-            "cosine": _with(cosine()),
-            "cosine with warmup and cooldown": _with(cosine(**both), num_epochs=4),
-            "cosine with accumulation": _with(cosine(), gradient_accumulation_steps=3),
-            "cosine, run cut at whole epochs": _with(cosine(), max_num_train_steps=3, num_epochs=4),
-            "cosine, run cut within an epoch": _with(cosine(), max_num_train_steps=4, num_epochs=4),
-            "wsd": _with(wsd(), num_epochs=5),
-            "wsd with warmup": _with(wsd(num_warmup_epochs=1), num_epochs=5),
-            "wsd, run cut": _with(wsd(num_warmup_epochs=0.4), max_num_train_steps=4, num_epochs=5),
         },
     )
 
