@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest
 from tests.chaos.size import size
+from tests.checkpointing.faulty_disk import Operation, wrap_operations
 from tests.support.forks import Fork
 from tests.support.resuming import digests, everything, run
+from tests.support.states import find_state, read_manifest
 
 KILLS_OF_A_STORM = size(6, 15)
 DEAD = 9  # the status of a process that ended itself
@@ -43,7 +43,7 @@ def die_at(number: int, moment: str, counter: list[int]) -> None:
     """End this process around the disk operation `number`, as soon as it comes."""
     one_at_a_time = threading.Lock()
 
-    def wrapped(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(name: str, operation: Operation) -> Operation:
         def run(*args: Any) -> Any:
             with one_at_a_time:
                 counter[0] += 1
@@ -57,8 +57,7 @@ def die_at(number: int, moment: str, counter: list[int]) -> None:
 
         return run
 
-    for name in disk.OPERATIONS:
-        setattr(disk, name, wrapped(getattr(disk, name)))
+    wrap_operations(wrapped)
 
 
 class Trial:
@@ -173,14 +172,16 @@ def operations_that_begin_a_save(folder: Path, background: bool) -> list[int]:
 
     def work() -> None:
         counter, begins = [0], []
-        create_folder = disk.create_folder
 
-        def noted(path: Path) -> None:
-            if path.name.endswith(".partial"):
-                begins.append(counter[0])
-            create_folder(path)
+        def noted(name: str, operation: Operation) -> Operation:
+            def create_folder(path: Path) -> None:
+                if path.name.endswith(".partial"):
+                    begins.append(counter[0])
+                operation(path)
 
-        disk.create_folder = noted
+            return create_folder if name == "create_folder" else operation
+
+        wrap_operations(noted)
         die_at(-1, "", counter)
         trial.work()
         print(json.dumps(begins))

@@ -3,15 +3,16 @@
 import copy
 import hashlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback
-from pytorch_accelerated.seeding import generator_states
 from tests.support.histories import state_without_times
 from tests.support.reference import regression_data, tiny_model
 
@@ -45,7 +46,7 @@ def everything_of(trainer: Trainer) -> dict[str, Any]:
                 {name: value for name, value in vars(callback).items() if name != "_ranks"}
                 for callback in trainer.callback_handler
             ],
-            "generators": generator_states(),
+            "generators": [torch.get_rng_state(), np.random.get_state(), random.getstate()],
         }
     )
 

@@ -13,12 +13,12 @@ from tests.support.processes import REPOSITORY
 
 PACKAGE = "src/pytorch_accelerated"
 CRASHES = "tests/checkpointing/test_crashes.py"
-POWER = "tests/chaos/test_power_loss.py"
-DAMAGE = "tests/chaos/test_damage.py"
+POWER = "tests/checkpointing/test_power_loss.py"
+DAMAGE = "tests/checkpointing/test_damage.py"
 VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/training/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
-SHARDED = "tests/models/test_sharded.py"
+SHARDED = "tests/checkpointing/test_sharded.py"
 WRITERS = "tests/chaos/test_two_writers.py"
 
 

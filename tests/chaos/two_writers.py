@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.verify import list_states, verify
 from tests.chaos.killing import train
+from tests.checkpointing.faulty_disk import Operation, wrap_operations
 from tests.support.forks import Fork
+from tests.support.states import list_states, verify
 
 
 def started(folder: Path, name: str) -> Fork:
@@ -19,14 +19,16 @@ def started(folder: Path, name: str) -> Fork:
 
 def train_until_second_is_over(folder: Path) -> None:
     """As `train`; before its first state is published, the run waits for a file ``second is over``."""
-    move = disk.move
 
-    def waiting(*args: Any) -> Any:
-        while not (folder / "second is over").exists():
-            time.sleep(0.001)
-        return move(*args)
+    def waiting(name: str, operation: Operation) -> Operation:
+        def wait_and_act(*args: Any) -> Any:
+            while name == "move" and not (folder / "second is over").exists():
+                time.sleep(0.001)
+            return operation(*args)
 
-    disk.move = waiting  # type: ignore[assignment]
+        return wait_and_act
+
+    wrap_operations(waiting)
     train(folder, False)
 
 

@@ -4,12 +4,10 @@ import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from torch import nn
 
 from pytorch_accelerated import Trainer
@@ -18,8 +16,7 @@ from pytorch_accelerated.checkpointing import verify
 from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.optimizers import problem_of_entries
 from pytorch_accelerated.checkpointing.verify import open_plain_file
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
-from pytorch_accelerated.models.held import held_parts, refuse_outside, tensors_of, trained_outside
+from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.checkpointing.same_state import assert_same_state
 from tests.support.reference import regression_data, tiny_model
@@ -251,8 +248,9 @@ def test_what_is_held_must_fit_before_anything_changes(change: Any, told: str, t
     trainer = Held(**parts)
 
     def values() -> list[Any]:
-        held = held_parts(trainer).values()
-        return copy.deepcopy([[each.detach() for each in tensors_of(part)] for part in (trainer.model, *held)])
+        modules = [trainer.model, parts.get("teacher"), *(each["head"] for each in parts["parts"])]
+        states = [module.state_dict() for module in modules if module is not None]
+        return copy.deepcopy([*states, parts["own"].detach()])
 
     before = values()
     with pytest.raises(InvalidCheckpointError, match=told):
@@ -342,15 +340,3 @@ def test_numbers_of_an_optimizer_keep_their_dtype(make: Any, tmp_path: Path) -> 
 )
 def test_entries_of_another_kind_are_noticed(live: Any, saved: Any, fits: bool) -> None:
     assert (mismatch(live, saved, "it") is None) == fits
-
-
-def test_parameters_outside_of_the_model_are_refused_where_a_library_takes_the_optimizer_apart() -> None:
-    trainer = Held(own=nn.Parameter(torch.ones(3)))
-    trainer.optimizer.add_param_group({"params": [trainer.own]})  # type: ignore[attr-defined]
-    outside = trained_outside(trainer, held_parts(trainer))
-    one_process: Any = SimpleNamespace(distributed_type=DistributedType.NO)
-    refuse_outside(outside, one_process, trainer.model, trainer._ranks)
-    for kind in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-        accelerator: Any = SimpleNamespace(distributed_type=kind)
-        with pytest.raises(ConfigurationError, match="not the model's: own"):
-            refuse_outside(outside, accelerator, trainer.model, trainer._ranks)

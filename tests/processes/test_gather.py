@@ -8,7 +8,6 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ArgumentTypeError
-from pytorch_accelerated.prediction.padded import remove_padding
 
 Output = namedtuple("Output", ["scores", "labels"])
 
@@ -35,21 +34,14 @@ def test_a_value_that_is_not_a_tensor_is_rejected(trainer: Trainer, value: objec
         trainer.gather(value)
 
 
-def test_padding_rows_are_taken_off_and_no_others() -> None:
-    assert remove_padding(torch.tensor([1, -1, 2, -1]), -1).tolist() == [1, 2]
-    rows = torch.tensor([[1, -1], [-1, -1], [-1, 2]])
-    assert remove_padding(rows, -1).tolist() == [[1, -1], [-1, 2]]
-    assert remove_padding(torch.full((2, 2, 2), -1), -1).shape == (0, 2, 2)
-    assert remove_padding(torch.ones(2, 3), -1).shape == (2, 3)
-    assert remove_padding(torch.ones(2, 0), -1).shape == (2, 0)  # there is nothing that could be padding
-    nan = float("nan")
-    assert remove_padding(torch.tensor([[nan, nan], [nan, 1.0]]), nan)[:, 1].tolist() == [1]
-
-
 def test_rows_of_nothing_but_padding_are_left_out_on_one_process_too(trainer: Trainer) -> None:
     assert trainer.gather(torch.full((7,), -1.0), padding_value=-1).shape == (0,)
     assert trainer.gather(torch.tensor(-1), padding_value=-1).shape == (0,)
     assert trainer.gather(torch.tensor([-1, 4]), padding_value=-1).tolist() == [4]
+    assert trainer.gather(torch.full((2, 2, 2), -1.0), padding_value=-1).shape == (0, 2, 2)
+    assert trainer.gather(torch.ones(2, 0), padding_value=-1).shape == (2, 0)  # nothing in it could be padding
+    nan = float("nan")
+    assert trainer.gather(torch.tensor([[nan, nan], [nan, 1.0]]), padding_value=nan)[:, 1].tolist() == [1]
     assert trainer.gather(torch.full((2, 3), -1.0)).shape == (2, 3)  # without a padding value they are rows as any
     boxes = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
     found = trainer.gather({"pair": Output(boxes, [torch.tensor([-1, 2, 3])])}, padding_value=-1)

@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing import disk
+from tests.checkpointing.faulty_disk import Operation, wrap_operations
 from tests.support.sharding import make_trainer
 
 folder, rank, dies_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -23,7 +22,7 @@ done = 0
 one_at_a_time = threading.Lock()
 
 
-def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+def counted(name: str, operation: Operation) -> Operation:
     def run(*args: Any) -> Any:
         global done
         with one_at_a_time:
@@ -35,7 +34,6 @@ def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-for name in disk.OPERATIONS:
-    setattr(disk, name, counted(getattr(disk, name)))
+wrap_operations(counted)
 trainer.save_training_state(folder / "second")
 print(done)

@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from pytorch_accelerated.checkpointing.formats import chunks
-from pytorch_accelerated.checkpointing.publish import begin
+from pytorch_accelerated.checkpointing.publish import begin, sweep
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.errors import InvalidCheckpointError
+from tests.chaos.record import record
+from tests.chaos.size import IS_RELEASE
 from tests.checkpointing import independent_reader
 from tests.support.processes import run_on_ranks
 from tests.support.reference import TOLERANCE
@@ -24,6 +26,8 @@ from tests.support.resuming import assert_same
 from tests.support.sharding import everything, make_trainer, saver, train
 
 RANKS = Path(__file__).parents[1] / "ranks"
+DYING = RANKS / "dying_in_save.py"
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     train(saving, ranks=1, max_num_train_steps=3)
     shutil.copytree(folder / "one_process" / "step_3", folder / "of_one_process")
     try:
-        output = run_on_ranks(RANKS / "sharding.py", 2, folder, cwd=Path(__file__).parents[2])
+        output = run_on_ranks(RANKS / "sharding.py", 2, folder, cwd=REPOSITORY)
     except AssertionError as error:
         return Outcome(folder, str(error))
     return Outcome(folder, "" if output.stdout.count("all is well") == 2 else output.stdout)
@@ -178,3 +182,25 @@ def test_a_damaged_piece_sends_a_run_back_to_the_state_before(folder: Path, tmp_
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="shards_0"):
         assert find_state(tmp_path) == tmp_path / "step_1"
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_while_it_saves_its_part_leaves_the_state_before(tmp_path: Path):
+    output = run_on_ranks(DYING, 2, tmp_path / "whole", -1, 0, cwd=REPOSITORY)
+    operations = [int(text) for text in output.stdout_of_ranks]
+    _, expected = read_state(tmp_path / "whole" / "first")
+    assert find_state(tmp_path / "whole") == tmp_path / "whole" / "second"
+    deaths = [(rank, number) for rank in (0, 1) for number in range(operations[rank])]
+    if not IS_RELEASE:
+        deaths = [(1, operations[1] - 1), (0, operations[0] // 2)]
+    for rank, number in deaths:
+        folder = tmp_path / f"{rank}_{number}"
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            run_on_ranks(DYING, 2, folder, rank, number, cwd=REPOSITORY)
+        state = find_state(folder)
+        assert state is not None
+        assert_same(dict(read_state(state)[1]["model"]), dict(expected["model"]), str(folder))
+        sweep(folder, now=0.0)
+        assert {path.name for path in folder.iterdir()} <= {"first", "second"}
+        shutil.rmtree(folder)
+    record("rank killed while it saves a part of a model", {"deaths": len(deaths), "states lost": 0})
