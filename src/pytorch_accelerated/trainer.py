@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.checkpointing.loading import checkpoint_of, load_checkpoint
-from pytorch_accelerated.checkpointing.portable import save_portable
-from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
-from pytorch_accelerated.compat.torch import uncompiled
-from pytorch_accelerated.data.adapting import refuse_rearranged
-from pytorch_accelerated.data.building import build_loader, check_dataset, default_loader_kwargs
-from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.checkpointing.loading import load_checkpoint, save_checkpoint
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
 from pytorch_accelerated.facts.order import explain_run
@@ -32,19 +25,15 @@ from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.prediction.padded import remove_padding
-from pytorch_accelerated.prediction.stored import collect_predictions
-from pytorch_accelerated.processes.gathering import map_tensors
-from pytorch_accelerated.progress.bars import print_above_bars
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.checks import check_evaluation, check_training, refuse_within_a_run
-from pytorch_accelerated.training.evaluation import Evaluation, Prediction
+from pytorch_accelerated.training.evaluation import Evaluation, gather_rows, predict_rows
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.preparing import (
     create_run_config,
     loader_of_pass,
+    prediction_loader,
     prepare_evaluation,
     prepare_loaders,
     prepare_model,
@@ -222,10 +211,7 @@ class Trainer(TrainerHooks):
         self.create_scheduler_fn = create_scheduler_fn
         with self._during_run(settings) as context:
             context.training = self._create_training(context)
-            agree_on_resuming(resume_from, context.ranks)
-            state = None if resume_from is None else context.states.find(resume_from)
-            if resume_from is not None and state is None:
-                self.print(f"No training state in {resume_from}: starting afresh")
+            state = context.states.find(resume_from)
             prepare_training(
                 context, train_dataloader_kwargs, eval_dataloader_kwargs, state, resets_history=reset_run_history
             )
@@ -311,16 +297,12 @@ class Trainer(TrainerHooks):
         """
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_parts(self.model, self.loss_func)
-        check_dataset(dataset)
-        defaults = default_loader_kwargs(dataset, batch_size=per_device_batch_size, shuffle=False)
-        loader = build_loader(dataset, defaults, dataloader_kwargs, collate_fn or self.collate_fn)
+        loader = prediction_loader(dataset, per_device_batch_size, dataloader_kwargs, collate_fn or self.collate_fn)
         with (
             self._during_run(TrainSettings(num_epochs=1)) as context,
             loader_of_pass(context, loader, dataloader_kwargs) as adapted,
         ):
-            refuse_rearranged(adapted)
-            collector = collect_predictions(context.ranks, output_path)
-            return Prediction(context).run(adapted, collector, lambda _: context.stopping.signals.exit())
+            return predict_rows(context, adapted, output_path)
 
     def save_checkpoint(
         self,
@@ -345,15 +327,15 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        context = self.run_context
-        context.states.check_finite()  # on every rank, so that all of them get the error
-        checkpoint = checkpoint_of(context, self.get_model(), optimizer=save_optimizer, scheduler=save_scheduler)
-
-        def write() -> None:
-            if self._ranks.is_first_of_node if save_per_node else self._ranks.is_first:
-                save_portable(save_path, {**checkpoint, **(checkpoint_kwargs or {})})
-
-        self._ranks.do_on_all(write)  # when it returns, all ranks can load the file
+        save_checkpoint(
+            save_path,
+            self.run_context,
+            self.get_model(),
+            checkpoint_kwargs or {},
+            optimizer=save_optimizer,
+            scheduler=save_scheduler,
+            per_node=save_per_node,
+        )
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
@@ -411,10 +393,7 @@ class Trainer(TrainerHooks):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         context = self.run_context
-        agree_on_resuming(input_dir, context.ranks)
-        state = context.states.find(input_dir)
-        if state is None:
-            raise InvalidCheckpointError(f"There is no training state in {input_dir}. Check the path.")
+        state = context.states.find(input_dir, must_exist=True)
         return context.states.load(state, is_at_work=context.is_at_work)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
@@ -431,15 +410,7 @@ class Trainer(TrainerHooks):
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
-        context = self.run_context
-        rows = (context.uneven or context.ranks).gather(tensor, padding_value)
-        if padding_value is None:
-            return rows
-        return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), rows)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` on the first process of each node."""
-        print_above_bars(self._ranks, *args, **kwargs)
+        return gather_rows(self.run_context, tensor, padding_value)
 
     @property
     def device(self) -> torch.device:
@@ -452,8 +423,7 @@ class Trainer(TrainerHooks):
         Args:
             keep_torch_compile: False to also remove the wrapper of the user's own `torch.compile(model)`.
         """
-        model = bare_model(self.model)
-        return model if keep_torch_compile else uncompiled(model)
+        return bare_model(self.model, keeps_compiled=keep_torch_compile)
 
     def request_evaluation(self) -> None:
         """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
@@ -577,8 +547,7 @@ class Trainer(TrainerHooks):
         """One epoch and its evaluation; after a resume, their remaining parts."""
         context, state = self.run_context, self.run_state
         if state.phase is RunPhase.TRAINING:
-            if isinstance(context.loaders.train, RunLoader):  # a subclass may iterate over it itself
-                context.loaders.train.set_epoch(training.data_epoch)
+            training.set_epoch()
             self._run_train_epoch(context.loaders.train)
             training.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
@@ -679,11 +648,6 @@ class Trainer(TrainerHooks):
         prepare_loaders(context)
 
     _create_run_config = create_run_config
-
-    @property
-    def _loss_tracker(self) -> LossTracker:
-        """The current loss tracker."""
-        return self.run_context.losses
 
 
 class TrainerWithTimmScheduler(Trainer):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.saving import tell_of_earlier_states
-from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.training_state import load_run
-from pytorch_accelerated.errors import ConfigurationError, MissingCheckpointError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.tracking.loss import LossTracker
 
@@ -95,10 +94,7 @@ def _load(trainer: Trainer, source: str | Path) -> None:
     if run.ranks.from_first(Path(source).is_file()):
         trainer.load_checkpoint(source, load_scheduler=False)
         return
-    agree_on_resuming(source, run.ranks)
-    state = run.states.find(source)
-    if state is None:
-        raise MissingCheckpointError(f"There is no training state in {source}. Check the path.")
+    state = run.states.find(source, must_exist=True)
     parts = dataclasses.replace(run, scheduler=None, callbacks=CallbackHandler(), recorder=None)
     parts.history, parts.losses, parts.gradient_norms = copy.deepcopy(parts.history), LossTracker(), LossTracker()
     load_run(parts, state, restores_position=False, read=run.states.take_read(state))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
-from pytorch_accelerated.checkpointing.portable import load_portable
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.errors import InvalidCheckpointError, PytorchAcceleratedError
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
@@ -103,24 +103,42 @@ def _mismatch_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str,
     return None
 
 
-def checkpoint_of(run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
-    """The entries of a checkpoint. Must be called by all ranks.
+def save_checkpoint(
+    path: str | Path,
+    run: Context,
+    model: Any,
+    extra: Mapping[str, Any],
+    *,
+    optimizer: bool,
+    scheduler: bool,
+    per_node: bool,
+) -> None:
+    """Write a portable file. Must be called by all ranks; when it returns, all of them can load the file.
 
     Args:
+        path: of the file.
         run: has the optimizer and the scheduler.
         model: the bare module.
+        extra: further entries.
         optimizer, scheduler: whether their states are wanted, if there is one.
+        per_node: whether the first rank of each node writes, or only the first of all.
     """
+    run.states.check_finite()  # on every rank, so that all of them get the error
     checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
     if optimizer and run.optimizer is not None:
         checkpoint["optimizer_state_dict"] = whole(run.optimizer.state_dict())
     if scheduler and run.scheduler is not None:
         checkpoint["scheduler_state_dict"] = run.scheduler.state_dict()
-    return checkpoint
+
+    def write() -> None:
+        if run.ranks.is_first_of_node if per_node else run.ranks.is_first:
+            save_portable(path, {**checkpoint, **extra})
+
+    run.ranks.do_on_all(write)
 
 
 def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
-    """Load a file; see `checkpoint_of`. Returns all its entries.
+    """Load a file that `save_checkpoint` wrote. Returns all its entries.
 
     Raises:
         MissingCheckpointError: a FileNotFoundError, if there is no such file.

@@ -11,14 +11,12 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
-from pytorch_accelerated.checkpointing.disk import kind_of
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.loading import check_same_kind, explained_loading, load_states
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
@@ -29,15 +27,15 @@ from pytorch_accelerated.checkpointing.optimizers import (
 from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter, encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.storable import differences_from_first, storable_history, with_difference
-from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.checkpointing.weights import (
     canonical_state_dict,
     check_canonical,
     load_canonical,
     loads_its_own_way,
 )
-from pytorch_accelerated.data.resuming import SavedData, data_facts, restore_stream, saved_data, stream_state
+from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.facts.context import Context, KeptStates
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.held import held_parts
@@ -48,32 +46,8 @@ from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import check_generator_states, generator_states, restore_generator_states
 from pytorch_accelerated.tracking.history import with_some_records
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
-
 TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptStates:
-    """States from an earlier moment, to be saved instead of those that their objects have now.
-
-    Attributes:
-        callbacks: those of some callbacks, by state key.
-        history: of the run history; None: as it is now, without later values.
-        history_records: the number of its values.
-        recorder: of the recorder of step records.
-        stream: the position in the training stream.
-        generators: the random generators; None: as they are now.
-    """
-
-    callbacks: dict[str, Any]
-    history: dict[str, Any] | None
-    history_records: int
-    recorder: dict[str, Any] | None
-    stream: dict[str, Any] | None
-    generators: dict[str, Any] | None = None
 
 
 def frozen(run: Context, stateful: Iterable[Any], *, everything: bool = True) -> Context:
@@ -304,31 +278,6 @@ def _targets(run: Context) -> Callable[[str, torch.Size, torch.dtype], torch.Ten
         return torch.empty(shape, dtype=dtype)
 
     return make
-
-
-def seed_of_run(folder: Path) -> int:
-    """The seed of the run that was saved in `folder`. The loaders of the resumed run use it."""
-    with explained_loading("The seed of the run", folder):  # something else may have written the folder
-        return int(read_manifest(folder).facts["seed"])
-
-
-def data_of_run(folder: Path) -> dict[str, SavedData]:
-    """The facts about the loaders of the run that was saved in `folder`; empty for states without them."""
-    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
-        return {}
-    return saved_data(read_manifest(folder).facts)
-
-
-def difference_by_ranks(run: Context, folder: Path) -> str | None:
-    """How this run will differ from the one that saved `folder`, if it has another number of ranks."""
-    ranks_before = read_manifest(folder).facts["ranks"]
-    if ranks_before == run.ranks.count:
-        return None
-    return (
-        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still used "
-        "once per epoch. The weights are the same, to rounding, only if nothing (dropout, augmentation) draws random "
-        "numbers, and if `per_device_batch_size` or `gradient_accumulation_steps` keeps the size of updates."
-    )
 
 
 def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:

@@ -14,18 +14,15 @@ from pytorch_accelerated.facts.settings import TrainSettings
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.handler import CallbackHandler
-    from pytorch_accelerated.checkpointing.training_state import KeptStates
     from pytorch_accelerated.data.updates import CountItems, Loaders
     from pytorch_accelerated.models.preparation import PreparedModel
     from pytorch_accelerated.processes.accelerators import Accelerator
     from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
-    from pytorch_accelerated.progress.notebook import NotebookPage
     from pytorch_accelerated.run_config import TrainerRunConfig
     from pytorch_accelerated.tracking.history import RunHistory
     from pytorch_accelerated.tracking.loss import LossTracker
     from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.training.emitting import Emitter
-    from pytorch_accelerated.training.evaluation import Pass
     from pytorch_accelerated.training.evaluation_sets import EvaluationSets
     from pytorch_accelerated.training.reports import LossReports, ShownWarnings
     from pytorch_accelerated.training.saves import Saves
@@ -35,6 +32,27 @@ if TYPE_CHECKING:
 
 
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptStates:
+    """States from an earlier moment, to be saved instead of those that their objects have now.
+
+    Attributes:
+        callbacks: those of some callbacks, by state key.
+        history: of the run history; None: as it is now, without later values.
+        history_records: the number of its values.
+        recorder: of the recorder of step records.
+        stream: the position in the training stream.
+        generators: the random generators; None: as they are now.
+    """
+
+    callbacks: dict[str, Any]
+    history: dict[str, Any] | None
+    history_records: int
+    recorder: dict[str, Any] | None
+    stream: dict[str, Any] | None
+    generators: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -71,7 +89,8 @@ class Context:
         reports: brings losses that have been read to the history and the callbacks.
         evaluation_sets: the evaluation sets by name.
         training: what the call trains with; None if it does not train.
-        current_pass: the evaluation or prediction that is going on, if any.
+        position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
+            if there is none, or a loop of the user's own goes through the batches.
         page: the display of a training run in a notebook, opened by a callback; None elsewhere.
         shown_warnings: the warnings that this process has shown during the call.
     """
@@ -110,8 +129,8 @@ class Context:
     reports: LossReports = _LATER
     evaluation_sets: EvaluationSets = _LATER
     training: Training = _LATER
-    current_pass: Pass | None = None
-    page: NotebookPage | None = None
+    position_in_pass: int | None = None
+    page: Any = None
     shown_warnings: ShownWarnings = _LATER
 
     @property
@@ -131,11 +150,6 @@ class Context:
         if self.settings.max_num_train_steps is not None:
             return self.updates_left == 0
         return self.state.epochs + 1 >= (self.settings.num_epochs or 1)
-
-    @property
-    def position_in_pass(self) -> int | None:
-        """The position of the first sample of the batch that is evaluated, in the whole evaluation; None if unknown."""
-        return None if self.current_pass is None else self.current_pass.start
 
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""

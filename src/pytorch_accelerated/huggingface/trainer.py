@@ -29,7 +29,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAM
 from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
-from pytorch_accelerated.huggingface.engine.training import Order, Overridable, with_batches_that_fit
+from pytorch_accelerated.huggingface.engine.order import Order, Overridable, with_batches_that_fit
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
@@ -650,10 +650,9 @@ class Trainer(TrainerHooks):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
-        training, only_model = self._engine.training, self.args.save_only_model
-        assert training is not None
-        folder = training.checkpoint_folder()
-        training.note_best_checkpoint(folder)
+        only_model = self.args.save_only_model
+        folder = self._engine.states.checkpoint_folder()
+        self._engine.states.note_best(folder)
         self.store_flos()
         self.state.stateful_callbacks = states_of_callbacks(self.callback_handler.callbacks, self.control)
 

@@ -26,11 +26,16 @@ def innermost(model: Any) -> Any:
         model = inner
 
 
-def bare_model(model: Any) -> Any:
-    """The module inside of what training wraps around it."""
+def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
+    """The module inside of what training wraps around it.
+
+    Args:
+        model: a module, wrapped or not.
+        keeps_compiled: False to also remove the wrapper of the user's own ``torch.compile(model)``.
+    """
     while isinstance(model, DistributedDataParallel) or is_engine(model):
         model = model.module
-    return model
+    return model if keeps_compiled else uncompiled(model)
 
 
 def for_evaluation(model: Any) -> Any:

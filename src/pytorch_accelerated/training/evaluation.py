@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.data.adapting import empty_loader_error
+from pytorch_accelerated.data.adapting import empty_loader_error, refuse_rearranged
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.models.wrappers import for_evaluation
+from pytorch_accelerated.prediction.padded import remove_padding
+from pytorch_accelerated.prediction.stored import collect_predictions
+from pytorch_accelerated.processes.gathering import map_tensors
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.steps.hook_output import loss_and_size
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -33,15 +37,10 @@ class Pass:
 
     Args:
         context: of the call, whose model is prepared. During the pass, it has the model and the losses of the pass.
-
-    Attributes:
-        start: the position of the first sample of the current batch in the whole pass; None if there is none, or a loop
-            of the user's own goes through the batches.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.start: int | None = None
         # Several ranks finish a pass together; a single one may abandon it.
         self.emit = context.emitter.emit_at_once if context.ranks.count == 1 else context.emitter.emit
 
@@ -55,7 +54,7 @@ class Pass:
         context = self.context
         with kept() as before:
             model = for_evaluation(context.model)  # a wrapper would wait for ranks that have no batch
-            before.attributes(context, model=model, losses=LossTracker(), current_pass=self)
+            before.attributes(context, model=model, losses=LossTracker(), position_in_pass=None)
             if context.ranks.count > 1:
                 context.ranks.copy_from_first(list(model.buffers()))  # each rank has its own batch statistics
             if restores_modes:
@@ -132,13 +131,13 @@ class Evaluation(Pass):
         with self.without_gradients():
             rounds = self.rounds(loader, StopTrainingError, count_items=context.count_items)
             for number, round_ in enumerate(rounds, start=1):
-                self.start = round_.start
+                context.position_in_pass = round_.start
                 self._evaluate(round_, record)
                 if number % _ROUNDS_BETWEEN_READINGS == 0:
                     context.losses.read()
         if number == 0:
             raise empty_loader_error(loader, "evaluate")
-        self.start = None
+        context.position_in_pass = None
         context.losses.read()
 
     def _evaluate(self, round_: Round, record: Callable[[Any, Any], None]) -> None:
@@ -178,3 +177,18 @@ class Prediction(Pass):
         if not round_.is_idle:
             collector.add(round_.start, predictions, round_.samples)
         self.emit_of_batch(round_, "on_prediction_step_end", batch=round_.batch, predictions=predictions)
+
+
+def predict_rows(context: Context, loader: RunLoader, output_path: str | Path | None) -> Any:
+    """The predictions of the trainer for all rows of `loader`, in order; see `Trainer.predict`."""
+    refuse_rearranged(loader)
+    collector = collect_predictions(context.ranks, output_path)
+    return Prediction(context).run(loader, collector, lambda reason: context.stopping.signals.exit())
+
+
+def gather_rows(context: Context, rows: Any, padding_value: float | None) -> Any:
+    """The rows of all ranks; see `Trainer.gather`."""
+    gathered = (context.uneven or context.ranks).gather(rows, padding_value)
+    if padding_value is None:
+        return gathered
+    return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), gathered)

@@ -30,6 +30,7 @@ from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator, given_accelerator
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
+from pytorch_accelerated.progress.bars import print_above_bars
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.training.batches import batch_loss, batch_predictions
@@ -56,6 +57,7 @@ class TrainerHooks:
     callback_handler: CallbackHandler = view("callbacks")
     _accelerator: Accelerator = view("accelerator")
     _ranks: Ranks = view("ranks")
+    _loss_tracker = view("losses")
     _train_dataloader = view("loaders.train")
     _eval_dataloader = view("loaders.eval")
     _train_dl_kwargs = view("loaders.train_kwargs")
@@ -115,6 +117,10 @@ class TrainerHooks:
             self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
         warn_about_misspelt_hooks(self, self._ranks)
         self.callback_handler.call_event("on_init_end", self)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print` on the first process of each node."""
+        print_above_bars(self._ranks, *args, **kwargs)
 
     # --------------------------------------------------------------------------------------------------------- set-up
 

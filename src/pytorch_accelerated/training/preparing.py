@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,13 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.optimizers import optimizer_settings, replaced_settings
 from pytorch_accelerated.data.adapting import close_loader, distribute_loader, refuse_empty, refuse_other_order
-from pytorch_accelerated.data.building import DataLoaderSlice, named_sets
+from pytorch_accelerated.data.building import (
+    DataLoaderSlice,
+    build_loader,
+    check_dataset,
+    default_loader_kwargs,
+    named_sets,
+)
 from pytorch_accelerated.data.resuming import data_facts, role_of_set
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import check_scheduler
@@ -165,6 +171,15 @@ def distributed(
         is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         tell=context.print,
     )
+
+
+def prediction_loader(
+    dataset: Any, batch_size: int, dl_kwargs: Mapping[str, Any] | None, collate_fn: Callable[..., Any] | None
+) -> Any:
+    """The loader of a prediction; see `Trainer.predict`."""
+    check_dataset(dataset)
+    defaults = default_loader_kwargs(dataset, batch_size=batch_size, shuffle=False)
+    return build_loader(dataset, defaults, dl_kwargs, collate_fn)
 
 
 @contextlib.contextmanager

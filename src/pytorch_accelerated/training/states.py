@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.disk import kind_of
+from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.loading import explained_loading
+from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.training_state import (
-    data_of_run,
-    difference_by_ranks,
-    load_run,
-    save_run,
-    seed_of_run,
-)
-from pytorch_accelerated.checkpointing.verify import find_state, verify
+from pytorch_accelerated.checkpointing.training_state import load_run, save_run
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import check_model_finite
-from pytorch_accelerated.data.resuming import SavedData, differing_rows
+from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import has_shards
@@ -53,11 +51,26 @@ class States:
         earlier = {name: getattr(self.cut, name) for name in ("state", "losses", "gradient_norms", "kept")}
         return dataclasses.replace(self.context, **earlier)
 
-    def find(self, source: str | Path) -> Path | None:
-        """The training state that `source` is or holds, the same for all ranks. The first one has read it, if whole."""
+    def find(self, source: str | Path | None, *, must_exist: bool = False) -> Any:
+        """The training state that `source` is or holds, the same for all ranks. The first one has read it, if whole.
+
+        Returns:
+            Its folder; None without a source, or if there is none, about which a line is printed.
+
+        Raises:
+            InvalidCheckpointError: if there is none although it `must_exist`.
+        """
         context = self.context
+        agree_on_resuming(source, context.ranks)
+        if source is None:
+            return None
         is_whole = is_replicated(context.accelerator) and not has_shards(context.model)
-        return context.ranks.do_on_first(lambda: find_state(source, self._remember if is_whole else verify))
+        state = context.ranks.do_on_first(lambda: find_state(source, self._remember if is_whole else verify))
+        if state is None and must_exist:
+            raise InvalidCheckpointError(f"There is no training state in {source}. Check the path.")
+        if state is None:
+            context.print(f"No training state in {source}: starting afresh")
+        return state
 
     def _remember(self, folder: Path) -> None:
         try:
@@ -75,12 +88,12 @@ class States:
         """Fix the seed of the call; a resumed run keeps that of its training state."""
         context, given = self.context, self.context.given.seed
         seed = int(given) if given is not None else derived_seed(context.number)
-        context.seed = context.ranks.from_first(seed if state is None else seed_of_run(state))
+        context.seed = context.ranks.from_first(seed if state is None else _seed_of(state))
 
     def resume_from(self, state: Path | None) -> None:
         """Note the training state that the run will be resumed from, if any."""
         self.context.resumed_from = state
-        self._saved_data = None if state is None else data_of_run(state)
+        self._saved_data = None if state is None else _data_of(state)
 
     def saved_seed(self, role: str | None) -> int | None:
         """The seed of a loader of the run that is resumed, if there is one.
@@ -97,7 +110,7 @@ class States:
         """Load the training state that the run is resumed from, now that everything it belongs to exists."""
         context = self.context
         self.load(state, skipped_weights=skipped_weights)
-        difference = difference_by_ranks(context, state)
+        difference = _difference_by_ranks(context, state)
         rows = differing_rows(self._saved_data or {}, context.loaders, state)
         for message in [*([] if difference is None else [difference]), *rows]:
             warn_user(context.ranks, message)
@@ -136,3 +149,28 @@ class States:
         """The ranks on a channel for threads that write."""
         timeout = limit_of_waiting(self.context.given.timeout)
         return Ranks(self.context.accelerator, channel="writer", timeout=timeout)
+
+
+def _seed_of(folder: Path) -> int:
+    """The seed of the run that was saved in `folder`. The loaders of the resumed run use it."""
+    with explained_loading("The seed of the run", folder):  # something else may have written the folder
+        return int(read_manifest(folder).facts["seed"])
+
+
+def _data_of(folder: Path) -> dict[str, SavedData]:
+    """The facts about the loaders of the run that was saved in `folder`; empty for states without them."""
+    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
+        return {}
+    return saved_data(read_manifest(folder).facts)
+
+
+def _difference_by_ranks(run: Context, folder: Path) -> str | None:
+    """How this run will differ from the one that saved `folder`, if it has another number of ranks."""
+    ranks_before = read_manifest(folder).facts["ranks"]
+    if ranks_before == run.ranks.count:
+        return None
+    return (
+        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still used "
+        "once per epoch. The weights are the same, to rounding, only if nothing (dropout, augmentation) draws random "
+        "numbers, and if `per_device_batch_size` or `gradient_accumulation_steps` keeps the size of updates."
+    )

@@ -13,7 +13,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.checkpointing.training_state import frozen
 from pytorch_accelerated.data.adapting import empty_loader_error
-from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.data.updates import RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.steps.guarded import FiniteLossTracker
@@ -177,6 +177,12 @@ class Training:
             else:
                 self.further_passes += 1
         state.start_epoch()
+
+    def set_epoch(self) -> None:
+        """Tell the loader the epoch. In a loop of the user's own, a subclass may iterate over it itself."""
+        loader = self.context.loaders.train
+        if isinstance(loader, RunLoader):
+            loader.set_epoch(self.data_epoch)
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""

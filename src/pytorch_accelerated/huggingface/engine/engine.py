@@ -5,30 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
+from pytorch_accelerated.huggingface.engine.evaluation import evaluate
+from pytorch_accelerated.huggingface.engine.order import Order, warn_of_earlier_checkpoints
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.states import CheckpointStates
-from pytorch_accelerated.huggingface.engine.training import FaceTraining, Order, warn_of_earlier_checkpoints
+from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
-from pytorch_accelerated.models.preparation import PreparedModel
-from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 from pytorch_accelerated.training.checks import check_optimizer_of
-from pytorch_accelerated.training.evaluation import Prediction
-from pytorch_accelerated.training.preparing import distributed, loader_of_pass
+from pytorch_accelerated.training.preparing import distributed
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.step import FaceStep
@@ -127,44 +124,19 @@ class Engine(NativeTrainer):
         training = self.training if self.run_context.is_at_work else None
         is_asked_for = training is not None and training.evaluates_as_requested
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
-        started = time.perf_counter()
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
             with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
-                context = self.run_context
-                part: contextlib.AbstractContextManager[Any]
-                if training is not None and is_asked_for and getattr(loader, "persistent_workers", False):
-                    part = contextlib.nullcontext(training.kept_loader(loader))
-                else:
-                    part = loader_of_pass(context, loader, None)
-                with self._model_of_the_moment(context), part as adapted:
-                    if self.training is None:
-                        self.preparation_seconds = time.perf_counter() - started
-                    exit_ = context.stopping.signals.exit
-                    give_up = StopTrainingError if is_asked_for else lambda reason: exit_()
-                    output: EvalLoopOutput = Prediction(context).run(adapted, collector, give_up)
-                    # Scripts tell the logs of an evaluation from those of training by the model's mode, which the
-                    # next step of training changes.
-                    self.model.eval()
-                    return output
+                output: EvalLoopOutput
+                output, seconds = evaluate(self.run_context, loader, collector, training if is_asked_for else None)
+                if self.training is None:
+                    self.preparation_seconds = seconds
+                # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next
+                # step of training changes.
+                self.model.eval()
+                return output
         finally:
             self._evaluate_batch = outer
-
-    @contextlib.contextmanager
-    def _model_of_the_moment(self, context: Context) -> Iterator[None]:
-        """The model that the Hugging Face trainer has now. A script may have replaced it for one evaluation."""
-        trained, model = self.model, self._face.model
-        if context.prepared is None or bare_model(trained) is model:
-            self.model = model if context.prepared is None else trained
-            yield
-            return
-        prepared = PreparedModel(self.accelerator, model, None, for_training=False)
-        self.model = prepared.model
-        try:
-            yield
-        finally:
-            prepared.release(model)
-            self.model = trained
 
     def run_training(self, order: Order, checkpoint: Path | None) -> TrainOutput:
         """Do what `order` says, from `checkpoint` on. Must be called by all ranks."""

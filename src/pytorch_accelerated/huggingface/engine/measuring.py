@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
+from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
+    from pytorch_accelerated.huggingface.engine.training import FaceTraining
     from pytorch_accelerated.huggingface.events import TrainerState
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
     from pytorch_accelerated.processes.ranks import Ranks
 
 
-class LossLog:
-    """Takes the losses of the steps since the last log, which may have been in an earlier epoch.
+class TrainingLog:
+    """Logs the losses of a training: those of the steps since the last log, which may have been in an earlier epoch.
 
     Args:
-        context: of the training. Its loss tracker holds one loss for each step, and its holder has the progress.
-
-    Attributes:
-        last_step: that was logged.
+        training: whose loss tracker holds one loss for each step.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, training: FaceTraining) -> None:
+        self._training = training
         self._total = self._count = 0.0
-        self.last_step: int = context.holder.state.global_step
+        self._last_step: int = training.face.state.global_step
+
+    def may_be_due(self) -> bool:
+        """Whether the current update may be logged: callbacks decide only after it."""
+        face = self._training.face
+        return (
+            face.control.should_log
+            or face.callback_handler.ranks_agree_after_each_update()
+            or face.args.logging_strategy == IntervalStrategy.EPOCH
+            or is_log_due(face.args, face.state, face.state.global_step + 1)
+        )
+
+    def write(self) -> None:
+        """Log the mean loss of the steps since the last log, if there were any. Must be called by all ranks."""
+        training, step = self._training, self._training.face_step
+        if training.face.state.global_step == self._last_step:
+            return
+        mean, left_out = self.take()
+        logs: dict[str, Any] = {"loss": mean}
+        norm = step.gradient_norm
+        if norm is not None:
+            logs["grad_norm"] = norm
+        logs["learning_rate"] = float(step.learning_rate)
+        if left_out:
+            logs["non_finite_losses"] = left_out
+        # An overridden `log` need not have the second parameter if tokens are not counted.
+        training.face.log(logs, *([training.started] if training.counter.counts_tokens else []))
 
     def take(self) -> tuple[float, int]:
         """The mean loss of the steps since the last call, and the number of steps left out, with a warning.
 
         Must be called by all ranks.
         """
-        tracker, ranks, step = self._context.losses, self._context.ranks, self._context.holder.state.global_step
-        steps = step - self.last_step
-        total, count = ranks.sum([tracker.total_loss, tracker.running_count])
-        tracker.reset()
-        self.last_step = step
+        context, step = self._training.context, self._training.face.state.global_step
+        steps, self._last_step = step - self._last_step, step
+        total, count = context.ranks.sum([context.losses.total_loss, context.losses.running_count])
+        context.losses.reset()
         self._total += total
         self._count += count
-        left_out = math.ceil(steps - count / ranks.count)
+        left_out = math.ceil(steps - count / context.ranks.count)
         if left_out:
             warn_user(
-                ranks,
+                context.ranks,
                 f"{left_out} of the last {steps} losses were NaN or infinite (up to step {step}). The logged mean "
                 "leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt anyway. Lower the "
                 "learning rate, or look for bad rows.",

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import is_file
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.publish import begin, cover_changes, plain_files
+from pytorch_accelerated.checkpointing.publish import begin, cover_changes, plain_files, remove_state
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_encoded
 from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
-from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint, weights_in
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
+from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint, holds_run, weights_in
 from pytorch_accelerated.huggingface.checkpoints.weights import BASE_KEY, WEIGHTS_NAME, fingerprint_of, frozen_base
+from pytorch_accelerated.huggingface.events import is_ours
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints
 from pytorch_accelerated.training.states import States
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.order import Overridable
+    from pytorch_accelerated.huggingface.engine.training import FaceTraining
 
 
 class CheckpointStates(States):
@@ -27,14 +37,46 @@ class CheckpointStates(States):
         args = self.context.holder.args
         self.context.seed = args.seed if args.data_seed is None else args.data_seed
 
-    def find(self, source: str | Path) -> Path | None:
+    def find(self, source: str | Path | None, *, must_exist: bool = False) -> Path | None:
         """The checkpoint itself, which the Hugging Face trainer has already found."""
-        return Path(source)
+        return None if source is None else Path(source)
+
+    @property
+    def own(self) -> Overridable:
+        """The methods of the trainer for the current training."""
+        training: FaceTraining = self.context.training  # type: ignore[assignment]
+        return training.order.own
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the checkpoint as the Hugging Face trainer does."""
-        self.context.training.resume(state)  # type: ignore[attr-defined]
-        self.context.losses.reset()  # the next log is about the steps of this call
+        context, face, own = self.context, self.context.holder, self.own
+        saved = read_trainer_state(state)
+        if holds_run(state):
+            self.load_checkpoint(state)
+            if not is_ours(own.load_from_checkpoint):  # which may load more
+                own.load_from_checkpoint(str(state))
+        else:
+            load_weights = functools.partial(own.load_from_checkpoint, str(state))
+            take_over_foreign(context.trainer, state, saved.global_step, load_weights)
+        restore_state(face.state, saved, face.args, context.ranks)
+        own.load_callback_state()
+        if face.args.ignore_data_skip:
+            context.state.samples_in_epoch = context.state.batches_in_epoch = 0
+        if context.state.is_evaluation_due:
+            face.control.should_save = face.args.save_strategy != SaveStrategy.NO
+        context.losses.reset()  # the next log is about the steps of this call
+
+    def load_best(self, best: Path) -> None:
+        """Load the weights of the best checkpoint, at the end of a training."""
+        try:
+            self.own.load_best_model()
+        except InvalidCheckpointError as error:
+            reason = str(error) if best.is_dir() else "its folder is gone."
+            raise InvalidCheckpointError(
+                f"The run is over, but the best model, {best}, cannot be loaded: {reason} The model has the "
+                "weights of the last step: write them with `trainer.save_model(...)`. The log history is in "
+                "`trainer.state.log_history`."
+            ) from error
 
     def load_checkpoint(self, folder: Path) -> None:
         """Load what `write_checkpoint` wrote."""
@@ -115,3 +157,27 @@ class CheckpointStates(States):
         native = ranks.do_on_first(cover)
         if native is not None:  # the weights that the run needs were replaced
             self.write_checkpoint(folder, copy)
+
+    def checkpoint_folder(self, step: int | None = None) -> Path:
+        """The checkpoint of a step, by default the current one."""
+        return output_dir_of(self.context.holder.args) / checkpoint_name(
+            self.context.holder.state.global_step if step is None else step
+        )
+
+    def note_best(self, folder: Path) -> None:
+        """Note the checkpoint of the best model: `folder`, which is about to be written, or an earlier one."""
+        state = self.context.holder.state
+        if state.best_global_step is None:
+            return
+        best = self.checkpoint_folder(state.best_global_step)
+        if best == folder or self.context.ranks.from_first(best.is_dir()):
+            state.best_model_checkpoint = str(best)
+
+    def delete_superfluous(self) -> None:
+        """Keep only the best checkpoint at the end, if the limit is 1."""
+        best, args = self.context.holder.state.best_model_checkpoint, self.context.holder.args
+        if not (args.should_save and args.load_best_model_at_end and args.save_total_limit == 1 and best is not None):
+            return
+        for path in sort_checkpoints(output_dir_of(args)):
+            if Path(path).resolve() != Path(best).resolve():
+                remove_state(Path(path))

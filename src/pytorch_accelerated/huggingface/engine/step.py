@@ -128,7 +128,7 @@ class FaceStep(Step):
         limit = self.context.settings.gradient_clip_norm
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
-        elif self.training.may_log_step():
+        elif self.training.log.may_be_due():
             # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
         else:

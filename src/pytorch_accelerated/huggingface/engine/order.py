@@ -1,0 +1,110 @@
+"""What is asked of one training of the Hugging Face trainer, and what surrounds it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy
+from pytorch_accelerated.huggingface.collating import BatchCounter
+from pytorch_accelerated.huggingface.trainer_utils import output_dir_of, sort_checkpoints
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
+from pytorch_accelerated.models.kept import Kept
+from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.steps.splitting import is_out_of_memory
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Overridable:
+    """Methods of `transformers`' Trainer that scripts override although their names begin with an underscore."""
+
+    evaluate: Callable[..., dict[str, float]]
+    determine_best_metric: Callable[[dict[str, float], Any], bool]
+    save_checkpoint: Callable[[Any, Any], None]
+    load_from_checkpoint: Callable[[str], None]
+    load_best_model: Callable[[], None]
+    load_callback_state: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What the trainer that users see asks of one training.
+
+    Attributes:
+        own: methods of the trainer.
+        counter: of operations and tokens.
+        batch_size: rows of a batch on one device.
+        ignore_keys: outputs of the model that evaluations leave out.
+    """
+
+    own: Overridable
+    counter: BatchCounter
+    batch_size: int
+    ignore_keys: Any
+
+
+def warn_of_earlier_checkpoints(args: TrainingArguments, ranks: Ranks) -> None:
+    """Warn if saving will delete checkpoints that this run has not written."""
+    limit, folder = args.save_total_limit, output_dir_of(args)
+    if limit is None or args.save_strategy == SaveStrategy.NO or not ranks.is_first:
+        return
+    names = [Path(path).name for path in sort_checkpoints(folder)]
+    if names:
+        warn_user(
+            ranks,
+            f"{folder} holds {', '.join(names)} of an earlier run, and `save_total_limit` is {limit}: this run will "
+            "delete them as it saves. To keep them, give another `output_dir`; to continue that run, call "
+            "`train(resume_from_checkpoint=True)`.",
+        )
+
+
+def with_batches_that_fit(
+    run: Callable[[int], Result],
+    batch_size: int,
+    model: nn.Module,
+    stateful: Sequence[Any],
+    warn: Callable[[str], None],
+) -> Result:
+    """The result of `run`, which is called with half the batch size as often as it runs out of memory.
+
+    Before each call, weights, optimizer, schedule and generators are what they were before the first one, so the call
+    that succeeds equals one without failed attempts. Callbacks have seen these, however.
+
+    Args:
+        stateful: the optimizer and the schedule, as far as they exist already.
+
+    Raises:
+        torch.OutOfMemoryError: if a single row does not fit.
+    """
+    before = Kept()
+    before.generators()
+    for part in stateful:
+        state = copy.deepcopy(part.state_dict())
+        before.call(lambda part=part, state=state: part.load_state_dict(copy.deepcopy(state)))
+    before.tensors(chain(model.parameters(), model.buffers()), device="cpu")
+    while True:
+        try:
+            return run(batch_size)
+        except RuntimeError as error:
+            if batch_size == 1 or not is_out_of_memory(error):
+                raise
+        # Here the traceback of the error no longer holds the tensors of the failed attempt.
+        before.restore()
+        model.zero_grad()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        warn(
+            f"Batches of {batch_size} rows do not fit into memory, so the run restarts with {batch_size // 2} "
+            "(`auto_find_batch_size`). To avoid the failed attempt, set `per_device_train_batch_size`."
+        )
+        batch_size //= 2
