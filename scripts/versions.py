@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "versions.md"
-TESTS = ["tests/checkpointing", "tests/prediction", "tests/progress", "tests/steps", "tests/test_seeding.py"]
+TESTS = ["tests/checkpointing", "tests/prediction", "tests/progress", "tests/steps", "tests/seeding"]
 FURTHER_TESTS = ["tests/callbacks", "tests/data", "tests/training"]
 SHOWN = ("torch", "accelerate", "numpy")
 

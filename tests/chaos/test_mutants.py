@@ -64,7 +64,7 @@ TABLE = {
     ("checkpointing/loading.py", RESUME): [
         ("the optimizer starts afresh", "load_optimizer_state(optimizer, optimizer_state)", "pass"),
     ],
-    ("seeding.py", "tests/test_seeding.py"): [
+    ("seeding.py", "tests/seeding/test_seeding.py"): [
         ("numpy's generator is not restored", "    np.random.set_state((algorithm,", "    bool((algorithm,"),
     ],
     ("training/training.py", RESUME): [

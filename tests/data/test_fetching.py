@@ -274,10 +274,6 @@ def test_in_memory_data_with_a_collate_function_is_given_sample_by_sample() -> N
     assert [tuple(map(int, sample)) for sample in seen] == [(0, 0), (1, 10), (2, 20), (3, 30)]
 
 
-def rows() -> datasets.Dataset:
-    return datasets.Dataset.from_dict({"x": [[float(i), -float(i)] for i in range(SIZE)], "label": list(range(SIZE))})
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -296,13 +292,6 @@ def test_whole_columns_of_a_hugging_face_dataset_are_what_torch_collates(columns
     for name, value in expected.items():
         assert type(batch[name]) is type(value)
         assert str(batch[name]) == str(value)
-
-
-def test_a_hugging_face_stream_is_a_stream_of_samples() -> None:
-    stream = rows().to_iterable_dataset(num_shards=2).with_format("torch")
-    shares = [adapted(build_loader(stream, {"batch_size": 3}, None, None), rank=rank, ranks=2) for rank in range(2)]
-    labels = [torch.cat([batch["label"] for batch in share]).tolist() for share in shares]
-    assert labels == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
 
 
 # -------------------------------------------------------------------------------------------------- the parts alone

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.building import DataLoaderSlice
 from tests.data.loaders import Numbers, SizedStream, adapted
-from tests.support.reference import regression_data, sgd, tiny_model
 
 SIZE = 11
 UP: Any = list(range(SIZE))
@@ -86,20 +83,3 @@ def test_a_position_that_is_not_the_runs_is_not_reported() -> None:
 
     assert not hasattr(adapted(WithState(UP)), "state_dict")
     assert copy.copy(adapted(DataLoader(UP, 2))).batch_size == 2
-
-
-def test_the_loaders_of_a_run_are_asked_where_metrics_go() -> None:
-    answers: list[Any] = []
-
-    class MovesMetrics(Trainer):
-        def training_run_start(self) -> None:
-            answers.append(torch.zeros(1).to(self._eval_dataloader.device).device)
-            answers.append((self._train_dataloader.total_batch_size, self._train_dataloader.total_dataset_length))
-            answers.append((self._eval_dataloader.dataset, self._eval_dataloader.sampler))
-
-    data = regression_data(12)
-    dataset = TensorDataset(*data)
-    MovesMetrics(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=()).train(dataset, 1, dataset, 5)
-    assert answers[:2] == [torch.device("cpu"), (5, 12)]
-    assert answers[2][0] is dataset
-    assert type(answers[2][1]) is SequentialSampler

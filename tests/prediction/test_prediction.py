@@ -256,14 +256,6 @@ def test_samples_in_dimension_1_are_an_error_that_names_the_remedy() -> None:
     assert_same_numbers(predicted(lambda batch: batch.T.transpose(0, 1)), INPUTS)
 
 
-def test_ready_batches_of_graphs_are_predicted_for() -> None:
-    trainer = batch_shapes.trainer_of("graphs")
-    expected = torch.stack(batch_shapes.predictions(trainer, "graphs"))
-    rows = [Samples()[index] for index in range(len(Samples()))]
-    batches = (batch_shapes.graphs(rows[start : start + 4]) for start in range(0, len(rows), 4))
-    assert_same_numbers(trainer.predict(batches), expected)
-
-
 def assert_equal_results(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):

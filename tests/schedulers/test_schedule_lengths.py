@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
@@ -149,19 +148,6 @@ def test_a_resumed_run_has_the_same_schedule(tmp_path: Path) -> None:
     first = rates_in_run(create, Trainer, Stop(), SaveTrainingStateCallback(tmp_path), max_num_train_steps=8)
     second = rates_in_run(create, max_num_train_steps=8, resume_from=tmp_path)
     assert first[:-1] + second == whole
-
-
-def test_a_stream_has_a_schedule_of_its_updates() -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return zip(*DATA, strict=True)
-
-    create, create_for = OF_RUN["one cycle"]
-    rates = Rates()
-    model = nn.Linear(3, 2).double()
-    trainer = Trainer(model, nn.MSELoss(), an_optimizer(model), callbacks=[rates])
-    trainer.train(Stream(), None, per_device_batch_size=4, max_num_train_steps=7, create_scheduler_fn=create)
-    assert rates.used == pytest.approx(rates_alone(create_for(7), 7)[:-1], rel=1e-12)
 
 
 def test_a_warmup_longer_than_the_run_is_an_error_that_tells_both_lengths() -> None:

@@ -94,8 +94,10 @@ class InMemoryPredictions:
             predictions = unpack_sequence(predictions)
         if self._are_rows is None:
             self._are_rows = are_rows(predictions, samples)
-            if self._are_rows is not None:
-                self._take_unclear()
+        if self._are_rows is None:
+            self._unclear.append((start, map_leaves(_kept, predictions), samples))
+            return
+        self._take_unclear()
         self._take(start, predictions, samples)
 
     def finish(self) -> Any:
@@ -133,9 +135,6 @@ class InMemoryPredictions:
             self._rows.take(start, predictions, samples)
             return
         results = map_leaves(_kept, predictions)
-        if self._are_rows is None:
-            self._unclear.append((start, results, samples))
-            return
         if not isinstance(results, list) or len(results) != (samples or len(results)):
             raise HookOutputError(
                 f"{self._source} returned {_described(predictions)} for a batch of {samples} samples, but lists with "
