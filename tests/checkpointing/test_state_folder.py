@@ -1,12 +1,9 @@
-import copy
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import lr_scheduler as schedulers
 
 from pytorch_accelerated.checkpointing.layout import FileEntry
 from pytorch_accelerated.checkpointing.publish import begin
@@ -115,101 +112,3 @@ def test_files_are_flushed_before_the_manifest_and_the_manifest_before_the_name(
     assert len(created) == len(flushed) == 3  # the last file is the manifest
     assert flushed[1] < created[2] < flushed[2]
     assert recorded.operations[flushed[2] + 1 :] == ["flush_folder", "move", "flush_folder"]
-
-
-# Every optimizer and scheduler: train, save, load into a fresh pair, and go on beside the first pair.
-
-OPTIMIZERS: dict[str, Any] = {
-    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
-    "adamw with amsgrad": lambda params: torch.optim.AdamW(params, lr=0.1, amsgrad=True, maximize=True),
-    "adamw capturable": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.1), foreach=False),
-    "adam fused": lambda params: torch.optim.Adam(params, lr=0.1, fused=True),
-    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
-    "adadelta": torch.optim.Adadelta,
-    "adamax": torch.optim.Adamax,
-    "asgd": torch.optim.ASGD,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rprop": torch.optim.Rprop,
-    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.9, centered=True),
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
-    "sgd with momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
-    "adafactor": torch.optim.Adafactor,
-}
-SCHEDULERS: dict[str, Any] = {
-    "plateau": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, patience=0),
-    "multi step": lambda optimizer: schedulers.MultiStepLR(optimizer, [2, 5, 5]),
-    "one cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=0.2, total_steps=20),
-    "step": lambda optimizer: schedulers.StepLR(optimizer, 2),
-    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 10),
-    "cosine with restarts": lambda optimizer: schedulers.CosineAnnealingWarmRestarts(optimizer, 3),
-    "cyclic": lambda optimizer: schedulers.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
-    "lambda": lambda optimizer: schedulers.LambdaLR(optimizer, lambda step: 0.9**step),
-    "linear": lambda optimizer: schedulers.LinearLR(optimizer),
-    "polynomial": lambda optimizer: schedulers.PolynomialLR(optimizer, 10),
-    "chained": lambda optimizer: schedulers.ChainedScheduler(
-        [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)], optimizer
-    ),
-    "sequential": lambda optimizer: schedulers.SequentialLR(
-        optimizer, [schedulers.ConstantLR(optimizer), schedulers.MultiStepLR(optimizer, [3, 6])], [3]
-    ),
-}
-
-
-class Run:
-    """A small training run whose every value is repeatable."""
-
-    def __init__(self, create_optimizer: Any, create_scheduler: Any) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 1))
-        self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.batch = torch.randn(4, 2, 3, 3, generator=generator)
-        self.optimizer = create_optimizer(self.model.parameters())
-        self.scheduler = create_scheduler(self.optimizer)
-
-    def train(self, updates: int) -> None:
-        for _ in range(updates):
-            loss = self.optimizer.step(self._closure)
-            self.scheduler.step(*([loss.item()] if isinstance(self.scheduler, schedulers.ReduceLROnPlateau) else []))
-
-    def _closure(self) -> torch.Tensor:
-        self.optimizer.zero_grad()
-        loss: torch.Tensor = self.model(self.batch).square().mean()
-        loss.backward()
-        return loss
-
-    def state(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        return {name: part.state_dict() for name, part in parts.items()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-
-
-def assert_goes_on_as_before(create_optimizer: Any, create_scheduler: Any, folder: Path) -> None:
-    first = Run(create_optimizer, create_scheduler)
-    first.train(4)
-    expected = copy.deepcopy(first.state())
-    write_state(folder, {}, first.state())
-    _, parts = read_state(folder)
-    assert_same_state(parts, expected)
-    second = Run(create_optimizer, create_scheduler)
-    second.load(parts)
-    first.train(4)
-    second.train(4)
-    assert_same_state(second.state(), first.state())
-
-
-@pytest.mark.parametrize("create_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_restored_optimizer_continues_bit_for_bit(create_optimizer, tmp_path):
-    assert_goes_on_as_before(create_optimizer, SCHEDULERS["step"], tmp_path / "state")
-
-
-@pytest.mark.parametrize("create_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
-def test_a_restored_scheduler_continues_bit_for_bit(create_scheduler, tmp_path):
-    assert_goes_on_as_before(OPTIMIZERS["adamw"], create_scheduler, tmp_path / "state")

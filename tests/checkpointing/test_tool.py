@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from tests.chaos.saved_runs import files_below
 from tests.checkpointing.writing import write_state
 from tests.support.tool import run_tool
@@ -81,20 +79,6 @@ def test_epochs_count_the_part_of_the_current_one(tmp_path, told):
     write_state(tmp_path / "d", {**facts, "samples_in_epoch": 3, "data": {}}, {"model": {}})  # a stream
     assert run("list", tmp_path) == 0
     assert [line[4] for line in words(told())[1:]] == ["2", "2.75", "2", "2"]
-
-
-def test_list_and_show_agree_about_the_epochs_of_a_run(tmp_path, told):
-    model = torch.nn.Linear(2, 1)
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_every_n_steps=2)
-    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[saver])
-    data, drop_last = (torch.ones(10, 2), torch.ones(10, 1)), {"drop_last": True}  # 8 of 10 rows in 2 updates
-    trainer.train(data, 1, per_device_batch_size=4, train_dataloader_kwargs=drop_last)
-    assert run("list", tmp_path) == 0
-    listed = {row[0]: row[4] for row in words(told())[1:]}
-    assert listed == {"step_2": "0.80", "epoch_1": "1", "final": "1"}
-    for name, epochs in listed.items():
-        assert run("show", tmp_path / name) == 0
-        assert ["epochs", epochs] in words(told())
 
 
 def test_weights_of_a_model_are_no_damaged_state(states, told):

@@ -87,14 +87,11 @@ def test_files_that_the_manifest_does_not_list_are_ignored(tmp_path):
 # Falling back.
 
 
-@pytest.mark.parametrize(
-    "damage", [delete, make_link, lambda path: path.write_bytes(b"x")], ids=["gone", "link", "short"]
-)
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_newest_state_is_skipped_with_one_warning(file, damage, tmp_path):
+def test_a_damaged_newest_state_is_skipped_with_one_warning(file, tmp_path):
     for updates in (1, 2, 3):
         save(tmp_path / f"step_{updates}", updates)
-    damage(tmp_path / "step_3" / file)
+    delete(tmp_path / "step_3" / file)
     with pytest.warns(UserWarning, match="Resuming from") as warned:
         assert find_state(tmp_path) == tmp_path / "step_2"
     (warning,) = warned

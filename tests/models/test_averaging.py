@@ -39,6 +39,18 @@ def average(ema, name):
     return ema.module.state_dict()[name]
 
 
+def averaged_while_training(model, ema, updates):
+    """What the model was at the start and after each update."""
+    snapshots = [entries(model)]
+
+    def after_update():
+        ema.update(model)
+        snapshots.append(entries(model))
+
+    train(model, updates, after_update)
+    return snapshots
+
+
 def closed_form(snapshots, decay):
     """The average written as one weighted sum over the whole past, in double precision."""
     first, *rest = [{name: entry.double() for name, entry in snapshot.items()} for snapshot in snapshots]
@@ -53,15 +65,7 @@ def closed_form(snapshots, decay):
 @pytest.mark.parametrize("decay", [0, 0.3, 0.9, 0.9999])
 def test_average_of_a_trained_batch_norm_model_equals_its_closed_form(decay):
     model = make_model()
-    ema = ModelEma(model, decay=decay)
-    snapshots = [entries(model)]
-
-    def after_update():
-        ema.update(model)
-        snapshots.append(entries(model))
-
-    train(model, 30, after_update)
-
+    snapshots = averaged_while_training(model, ema := ModelEma(model, decay=decay), 30)
     expected = closed_form(snapshots, decay)
     averaged = ema.module.state_dict()
     assert averaged.keys() == expected.keys()
@@ -70,16 +74,9 @@ def test_average_of_a_trained_batch_norm_model_equals_its_closed_form(decay):
             # One rounding to single precision at each of the 30 updates, of numbers as large as what was averaged.
             scale = max(snapshot[name].abs().max().item() for snapshot in snapshots)
             torch.testing.assert_close(entry.double(), expected[name], rtol=0, atol=30 * 2.0**-23 * scale)
+    assert averaged["1.num_batches_tracked"].item() == 30  # integers are copied
     if decay == 0.9:
         assert not torch.allclose(averaged["1.running_mean"], model.state_dict()["1.running_mean"])
-
-
-def test_integer_buffers_are_copied_not_averaged():
-    model = make_model()
-    ema = ModelEma(model, decay=0.99)
-    train(model, 7, lambda: ema.update(model))
-    assert average(ema, "1.num_batches_tracked").item() == 7
-    assert average(ema, "1.num_batches_tracked").dtype is torch.int64
 
 
 class LargestSoFar(ModelEma):
@@ -89,14 +86,7 @@ class LargestSoFar(ModelEma):
 
 def test_an_overridden_rule_is_applied_to_every_averaged_entry():
     model = make_model()
-    ema = LargestSoFar(model)
-    snapshots = [entries(model)]
-
-    def after_update():
-        ema.update(model)
-        snapshots.append(entries(model))
-
-    train(model, 5, after_update)
+    snapshots = averaged_while_training(model, ema := LargestSoFar(model), 5)
     for name, entry in ema.module.state_dict().items():
         assert torch.equal(entry, torch.stack([snapshot[name] for snapshot in snapshots]).amax(0)), name
 
@@ -156,16 +146,7 @@ class Masked(nn.Module):
         self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
 
 
-def test_infinite_masks_do_not_turn_into_nan():
-    model = Masked()
-    ema = ModelEma(model, decay=0.9)
-    for _ in range(3):
-        ema.update(model)
-    assert torch.equal(average(ema, "mask"), model.mask)
-    assert torch.equal(average(ema, "offset"), model.offset)
-
-
-def test_complex_entries_are_averaged_and_buffers_that_are_not_persistent_are_left_alone():
+def test_infinite_masks_are_copied_complex_entries_averaged_and_buffers_that_are_not_persistent_left_alone():
     model = Masked()
     ema = ModelEma(model, decay=0.75)
     with torch.no_grad():
@@ -174,6 +155,8 @@ def test_complex_entries_are_averaged_and_buffers_that_are_not_persistent_are_le
     ema.update(model)
     assert torch.equal(average(ema, "phase"), torch.full((2,), 1 + 2j))
     assert ema.module.get_buffer("scratch").item() == 0
+    assert torch.equal(average(ema, "mask"), model.mask)
+    assert torch.equal(average(ema, "offset"), model.offset)
 
 
 def test_a_float32_average_follows_a_bfloat16_model_where_a_bfloat16_average_does_not_move():
@@ -205,31 +188,34 @@ def test_models_and_averages_that_are_converted_between_updates_are_followed():
     torch.testing.assert_close(average(ema, "0.weight"), model[0].weight - 0.25, rtol=1e-6, atol=1e-6)
 
 
-def test_reassigned_weights_and_replaced_layers_are_followed_between_updates():
+def reassign_weight(model):
+    model[0].weight = nn.Parameter(torch.ones(8, 4))
+
+
+def replace_layer(model):
+    model[3] = nn.Linear(8, 1)
+
+
+def reassign_buffer(model):
+    model[1].running_mean = torch.full((8,), 3.0)
+
+
+def delete_and_set(model):
+    del model[3].bias
+    model[3].bias = nn.Parameter(torch.full((1,), 5.0))
+
+
+@pytest.mark.parametrize("change", [reassign_weight, replace_layer, reassign_buffer, delete_and_set])
+def test_what_is_replaced_between_updates_is_followed(change):
     model = make_model()
     ema = ModelEma(model, decay=0.5)
     ema.update(model)
-
-    before = average(ema, "0.weight").clone()
-    model[0].weight = nn.Parameter(torch.ones(8, 4))
+    change(model)
+    before = entries(ema.module)
     ema.update(model)
-    torch.testing.assert_close(average(ema, "0.weight"), (before + 1) / 2)
-
-    before = average(ema, "3.weight").clone()
-    model[3] = nn.Linear(8, 1)
-    ema.update(model)
-    torch.testing.assert_close(average(ema, "3.weight"), (before + model[3].weight) / 2)
-
-    before = average(ema, "1.running_mean").clone()
-    model[1].running_mean = torch.full((8,), 3.0)
-    ema.update(model)
-    torch.testing.assert_close(average(ema, "1.running_mean"), (before + 3) / 2)
-
-    del model[3].bias
-    model[3].bias = nn.Parameter(torch.full((1,), 5.0))
-    before = average(ema, "3.bias").clone()
-    ema.update(model)
-    torch.testing.assert_close(average(ema, "3.bias"), (before + 5) / 2)
+    for name, entry in model.state_dict().items():
+        expected = (before[name] + entry) / 2 if entry.is_floating_point() else entry
+        torch.testing.assert_close(average(ema, name), expected)
 
 
 def test_a_changed_structure_is_an_error_that_names_every_difference():
