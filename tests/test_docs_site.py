@@ -117,6 +117,7 @@ def commands(capsys: Any, monkeypatch: pytest.MonkeyPatch, *above: str) -> Itera
     """A command and those below it, whose names are in the help, indented by four spaces."""
     yield above
     monkeypatch.setattr(sys, "argv", ["pytorch_accelerated", *above, "--help"])
+    monkeypatch.delitem(sys.modules, "pytorch_accelerated.__main__", raising=False)  # runpy warns about a second one
     with pytest.raises(SystemExit):
         runpy.run_module("pytorch_accelerated", run_name="__main__", alter_sys=False)
     for name in re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, re.MULTILINE):

@@ -1,7 +1,6 @@
 """Events reach every callback that acts, in order, and mistakes in callbacks are not swallowed."""
 
 import contextlib
-import warnings
 from typing import Any
 
 import pytest
@@ -211,31 +210,6 @@ def test_a_method_that_no_event_will_call_is_warned_about_with_the_nearest_name(
         CallbackHandler([kind])
     assert hint in str(caught[0].message)
     assert "`custom_events`" in str(caught[0].message)
-
-
-def test_a_misspelt_event_of_a_base_class_is_found_and_an_announced_one_is_not_warned_about():
-    class Inherits(Misspelt):
-        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None: ...
-
-    with pytest.warns(UserWarning, match="'on_train_epoch_"):
-        CallbackHandler([Inherits])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        CallbackHandler([Inherits], custom_events=("on_train_epoch_begin",))
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        lambda: CallbackHandler([Misspelt]),
-        lambda: CallbackHandler().add_callback(Misspelt),
-        lambda: Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=[Misspelt]),
-    ],
-)
-def test_the_warning_points_at_the_line_that_gives_the_callback(mistake: Any):
-    with pytest.warns(UserWarning, match="on_train_epoch_begin") as caught:
-        mistake()
-    assert caught[0].filename == __file__
 
 
 def test_callbacks_declare_whether_ranks_agree_after_each_update():

@@ -4,7 +4,6 @@ import csv
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,19 +88,6 @@ def test_updates_are_counted_on_where_the_history_is_not_reset() -> None:
     assert trainer.run_state.updates == 10
     history = fit(trainer, 1)
     assert [record.update for record in history.records] == [5, 5]
-
-
-def test_a_resumed_second_run_counts_as_the_whole_one() -> None:
-    def run(*extra: Any, **arguments: Any) -> Any:
-        trainer = a_trainer(*extra)
-        if not arguments:
-            fit(trainer, 1)
-        return fit(trainer, 2, reset_run_history=False, **arguments)
-
-    whole = run(SaveTrainingStateCallback("states", save_every_n_steps=7, save_at_end=False))
-    resumed = run(resume_from="states/step_7")
-    assert [record[2:] for record in resumed.records] == [record[2:] for record in whole.records]
-    assert resumed.records[-1].update == 15
 
 
 def test_the_best_states_of_a_second_run_are_found(capsys: pytest.CaptureFixture[str]) -> None:

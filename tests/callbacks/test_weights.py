@@ -14,7 +14,6 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import NonFiniteLossError
-from pytorch_accelerated.utils import ModelEma
 from tests.callbacks.runs import (
     DATA,
     Die,
@@ -197,19 +196,6 @@ def test_a_second_run_starts_a_new_average() -> None:
     start, after = record.weights
     expected = 0.9 * start["0.weight"] + 0.1 * after["0.weight"]
     torch.testing.assert_close(average_of(callback)["0.weight"], expected, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-def test_another_rule_can_be_given() -> None:
-    class Last(ModelEma):
-        """The weights of the last update."""
-
-        def update_fn(self, ema_value: torch.Tensor, model_value: torch.Tensor) -> torch.Tensor:
-            return model_value
-
-    callback = ModelEmaCallback(model_ema=Last)
-    trainer = a_trainer(callback)
-    fit(trainer)
-    assert_same_weights(average_of(callback), weights_of(trainer.model))
 
 
 def test_an_average_that_is_not_finite_is_not_saved_at_the_end() -> None:

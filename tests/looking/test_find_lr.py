@@ -10,7 +10,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TerminateOnNaNCallback, TrainerCallback
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.looking.learning_rates import LearningRateTest
 from tests.looking.worlds import Counting, make
 from tests.support.processes import run_on_ranks
@@ -112,17 +112,6 @@ def test_an_optimizer_without_rates_or_none_is_an_error() -> None:
         trainer = WithItsOwn(model, nn.MSELoss(), optimizer, callbacks=())  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="only the ratios matter"):
             trainer.find_lr(regression_data(20))
-
-
-def test_an_own_loop_that_records_no_loss_is_an_error() -> None:
-    class Silent(Trainer):
-        def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-            self.backward_step(self.calculate_train_batch_loss(batch)["loss"])
-
-    model = nn.Linear(3, 2).double()
-    trainer = Silent(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
-    with pytest.raises(DataError, match="_update_loss_tracker"):
-        trainer.find_lr(regression_data(20))
 
 
 @pytest.mark.processes

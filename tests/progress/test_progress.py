@@ -78,27 +78,6 @@ def test_slow_batches_are_shown_every_second_with_speed_and_time_left():
     assert (last.time_left, last.throughput, last.percentage) == ("00:45", "16.0 samples/s", "10%")
 
 
-def test_facts_are_read_once_a_second_however_often_the_display_is_refreshed():
-    clock = Clock()
-    reads: list[float] = []
-
-    class ImpatientDisplay(RecordingDisplay):
-        def show(self, snapshot: Snapshot, now: float) -> float:
-            super().show(snapshot, now)
-            return now
-
-    def read_facts() -> dict[str, str]:
-        reads.append(clock.now)
-        return {"loss": str(len(reads))}
-
-    display = ImpatientDisplay()
-    progress = Progress("epoch 1/1", 100, display, read_facts=read_facts, clock=clock)
-    run_batches(progress, clock, 40, seconds_each=0.125)
-    assert len(display.snapshots) == 33  # all of the 5 seconds but the first
-    assert reads == [1001, 1002, 1003, 1004, 1005]
-    assert display.snapshots[-1].facts == {"loss": "5"}
-
-
 # Lines
 
 

@@ -136,18 +136,6 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
     ]
 
 
-def test_evaluate_prints_its_metrics_in_one_line(capsys):
-    class Scoring(Trainer):
-        def eval_epoch_end(self) -> None:
-            self.run_history.update_metric("accuracy", 0.91234)
-
-    metrics = make_trainer(trainer_class=Scoring).evaluate(rows(6), per_device_batch_size=4)
-    assert capsys.readouterr().out.splitlines() == [
-        "Evaluating 2 batches of 4 samples, on cpu",
-        f"accuracy 0.9123, evaluation_loss {format_number(metrics['evaluation_loss'])}",
-    ]
-
-
 class Recorder(LogMetricsCallback):
     """A logger as users write them: without `super().__init__()`, and with nothing but `log_metrics`."""
 
@@ -266,9 +254,7 @@ class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             {"num_epochs": 2, "gradient_accumulation_steps": 3},
             "2 epochs of 1 update, 12 samples each (4 x 3 accumulated)",
         ),
-        ({"num_epochs": 2, "train_dataset": Stream()}, "2 epochs, 4 samples each"),
         ({"num_epochs": None, "max_num_train_steps": 2, "train_dataset": Stream()}, "2 updates, 4 samples each"),
-        ({"num_epochs": 1, "train_dataloader_kwargs": {"batch_size": 6}}, "1 epoch of 2 updates, 6 samples each"),
     ],
 )
 def test_a_run_says_what_it_is_going_to_do(capsys, arguments, announced):

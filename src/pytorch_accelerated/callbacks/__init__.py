@@ -1,6 +1,5 @@
 """The callbacks of `Trainer`, and their base class, handler and errors."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
@@ -33,22 +32,19 @@ from pytorch_accelerated.errors import (
     NonFiniteLossError,
     StopTrainingError,
 )
+from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
     from pytorch_accelerated.report.callback import ReportCallback
 
-# They are imported when they are asked for: nothing else needs them.
-_OPTIONAL = {
-    "LossSpikeCallback": "pytorch_accelerated.callbacks.spikes",
-    "ReportCallback": "pytorch_accelerated.report.callback",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _OPTIONAL:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_OPTIONAL[name]), name)
+    if name == "LossSpikeCallback":
+        return require("pytorch_accelerated.callbacks.spikes", needed_by=name).LossSpikeCallback
+    if name == "ReportCallback":
+        return require("pytorch_accelerated.report.callback", needed_by=name).ReportCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -125,6 +125,7 @@ class EarlyStoppingCallback(MetricJudge):
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class StopAtCallback(MetricJudge):
     """Ends the run when a metric reaches a value: one that is good enough, or one that shows that the run has diverged.
 
@@ -146,23 +147,24 @@ class StopAtCallback(MetricJudge):
         ConfigurationError: if there is no limit, or one is not a number, or every value would end the run.
     """
 
+    watch_metric: str = "eval_loss_epoch"
+    _: dataclasses.KW_ONLY
+    at_least: float | None = None
+    at_most: float | None = None
+
+    latest: float | None = dataclasses.field(default=None, init=False)
+
     _told_apart_by = "watch_metric"
     _kinds = {"latest": (float, int, type(None))}
-    latest: float | None = None
 
-    def __init__(
-        self, watch_metric: str = "eval_loss_epoch", *, at_least: float | None = None, at_most: float | None = None
-    ) -> None:
-        limits = [limit for limit in (at_least, at_most) if limit is not None]
+    def __post_init__(self) -> None:
+        limits = [limit for limit in (self.at_least, self.at_most) if limit is not None]
         if not limits or not all(map(is_finite_number, limits)) or (len(limits) > 1 and limits[0] <= limits[1]):
             raise ConfigurationError(
-                f"`StopAtCallback({watch_metric!r})` has `at_least` {at_least!r} and `at_most` {at_most!r}, but the "
-                "run should end at some values and not at others. Give a number for one of them, or a range outside of "
-                "which the run should end."
+                f"`StopAtCallback({self.watch_metric!r})` has `at_least` {self.at_least!r} and `at_most` "
+                f"{self.at_most!r}, but the run should end at some values and not at others. Give a number for one of "
+                "them, or a range outside of which the run should end."
             )
-        self.watch_metric = watch_metric
-        self.at_least = at_least
-        self.at_most = at_most
 
     def _start_anew(self) -> None:
         self.latest = None

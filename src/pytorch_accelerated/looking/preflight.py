@@ -134,14 +134,11 @@ class PreflightReport:
         }
         lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
         batch = textwrap.indent(str(self.batch), "    ")
+        remark = (
+            "  Everything that the trainer holds is as before; what callbacks or datasets keep elsewhere may not be."
+        )
         head = f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload."
-        return "\n".join([head, *lines, "  first batch:", batch, *(f"  {line}" for line in _REMARK)])
-
-
-_REMARK = (
-    "Model, optimizer, history, generators and callbacks are as before. Objects that the trainer cannot see,",
-    "such as what your callbacks or datasets keep elsewhere, are not restored.",
-)
+        return "\n".join([head, *lines, "  first batch:", batch, remark])
 
 
 def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
@@ -183,14 +180,15 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             f"complete before an older one is deleted, but only {format_bytes(free_bytes)} are free on its disk. Free "
             "some space, or save elsewhere."
         )
-    left_out = [callback for callback in callbacks if callback not in taking_part]
+    names = {id(callback): type(callback).__name__ for callback in callbacks}
+    rehearsed = tuple(names.pop(id(callback)) for callback in taking_part)
     return PreflightReport(
         metric_names=metric_names,
         seconds=time.perf_counter() - started,
         state_size_bytes=size_bytes,
         free_bytes=free_bytes,
-        rehearsed=tuple(type(callback).__name__ for callback in taking_part),
-        left_out=tuple(type(callback).__name__ for callback in left_out),
+        rehearsed=rehearsed,
+        left_out=tuple(names.values()),
         batch=batch,
     )
 

@@ -219,7 +219,9 @@ def model_facts(trainer: Trainer) -> dict[str, Any]:
     """What is trained, and by what."""
     parts = trainer.model, trainer.optimizer, trainer.scheduler
     values = hyperparameters_of(*parts, own={"loss": trainer.loss_func})
-    return {"class": values.pop("model")} | {name.removeprefix("model."): value for name, value in values.items()}
+    # Once a schedule has begun, `initial_lr`, which comes after `lr`, is what the user gave.
+    names = {name: name.removeprefix("model.").replace(".initial_lr", ".lr") for name in values}
+    return {"class": values.pop("model")} | {names[name]: value for name, value in values.items()}
 
 
 def environment_facts(device: torch.device, num_processes: int) -> dict[str, Any]:

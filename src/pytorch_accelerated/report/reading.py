@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.report.contents import RunContents, data_in, write_page
-from pytorch_accelerated.tracking import LoggedHistory
 from pytorch_accelerated.utils import read_run_history
 
 _MAY_BE = (
@@ -59,6 +58,8 @@ def _of_page(text: str) -> RunContents:
 
 
 def _of_log_history(path: Path) -> RunContents:
+    from pytorch_accelerated.huggingface import LoggedHistory
+
     state = json.loads(path.read_text(encoding="utf-8"))
     contents = RunContents(name="")
     contents.read_history(LoggedHistory(state["log_history"]))

@@ -1,6 +1,6 @@
 """What a run has measured."""
 
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, LoggedHistory, RunHistory
+from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochTiming, StepHistory, StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, hyperparameters_of, role_and_quantity
@@ -8,7 +8,6 @@ from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better,
 __all__ = [
     "EpochTiming",
     "InMemoryRunHistory",
-    "LoggedHistory",
     "LossTracker",
     "MetricRecord",
     "RunHistory",

@@ -150,7 +150,7 @@ def name_in_set(name: str, set_name: str) -> str:
 
 
 def role_and_quantity(name: str) -> tuple[str, str]:
-    """The role and the quantity of a metric: ("eval_", "loss") for "eval_loss_epoch".
+    """The role and the quantity of a metric: ``("eval_", "loss")`` for "eval_loss_epoch".
 
     What the Hugging Face trainer logs as "loss" is that of training.
 
