@@ -318,7 +318,7 @@ class OpenRecords:
         Args:
             tracker, place, identity, repeats_from: as there.
             hyperparameters: for a new record.
-            rows: of a resumed run, all of its state. A new record gets them; others those from `repeats_from` on.
+            rows: what the run has logged already, as far as it will be logged again.
         """
         self._open.append(tracker)
 
@@ -326,8 +326,7 @@ class OpenRecords:
             tracker.start(place, identity, repeats_from)
             if identity is None:
                 tracker.log_hyperparameters(hyperparameters)
-            lacks_all = identity is None and not tracker.is_given
-            tracker.log([row for row in rows if lacks_all or row.step >= (repeats_from or 0)])
+            tracker.log(rows)
 
         self._attempt(tracker, "starting", start)
 
@@ -534,11 +533,11 @@ class TrackerCallback(TrainerCallback):
 
     def _start_trackers(self, trainer: Trainer) -> None:
         ranks, history = trainer.run_context.ranks, trainer.run_history
-        repeats_from, rows = None, []
+        repeats_from, rows, unread = None, [], []
         if self._was_restored:
-            self._was_restored = False
-            repeats_from = self._first_step_to_repeat(history)
-            rows = _rows(history.records, history.step_records)
+            # Trackers may have more than the state: they get all of it again, but for those that nothing is known of.
+            self._was_restored, repeats_from = False, 0
+            rows, unread = _rows(history.records, history.step_records), self._unread(history)
         if not ranks.is_first:
             return
         parts = trainer.model, trainer.optimizer, trainer.scheduler
@@ -546,26 +545,17 @@ class TrackerCallback(TrainerCallback):
         self._records = OpenRecords(lambda text: warn_user(ranks, text), lambda: history.updates_done)
         for tracker in self._trackers:
             place = Place(self.folder, self.project, str(self._run_name), self._options.get(tracker.name, {}))
-            self._records.start(tracker, place, self._identities.get(tracker.name), repeats_from, values, rows)
+            wanted, identity = unread if tracker.is_given else rows, self._identities.get(tracker.name)
+            self._records.start(tracker, place, identity, repeats_from, values, wanted)
 
-    def _first_step_to_repeat(self, history: RunHistory) -> int:
-        """The step from which on the trackers may have values that the run, resumed from a state, will log again.
-
-        Before it, the state has everything, and the trackers had it when the state was saved. It may lie before the
-        state's own update, because losses are read in bulk.
-        """
-        unread = history.read_new_records(self.state_key)
-        num_unread_steps = len(history.read_new_step_records(self.state_key))
-        read_steps = history.step_records[: len(history.step_records) - num_unread_steps]
-        after_last_read = read_steps[-1].update + 1 if read_steps else 0
-        return min([history.updates_done, after_last_read, *(record.update for record in unread)])
+    def _unread(self, history: RunHistory) -> list[Row]:
+        return _rows(history.read_new_records(self.state_key), history.read_new_step_records(self.state_key))
 
     def _log(self, trainer: Trainer, *, is_urgent: bool = True) -> None:
         if self._was_restored and self._records is not None:  # the run went back to a state
             self._records.finish("finished")
             self._start_trackers(trainer)
-        history = trainer.run_history
-        rows = _rows(history.read_new_records(self.state_key), history.read_new_step_records(self.state_key))
+        rows = self._unread(trainer.run_history)
         if self._records is not None:
             rows = [Row(max(row.step, self._first_step), row.values) for row in rows]
             self._last_step = max([self._last_step, *(row.step for row in rows)])

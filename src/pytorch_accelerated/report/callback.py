@@ -307,16 +307,14 @@ class ReportCallback(TrainerCallback):
             if isinstance(saver, SaveBestModelCallback):
                 kind, epoch = f"best model {saver.save_path}", saver.best_metric_epoch or 0
                 text = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"
-                yield kind, epoch, [{"what": "best model", "text": text}] if epoch != self._seen.get(kind, 0) else []
+                is_new = epoch not in (0, self._seen.get(kind))
+                yield kind, epoch, [{"what": "best model", "text": text}] if is_new else []
         states = run.saves.all
-        yield (
-            "saved",
-            len(states),
-            [
-                {"text": str(state.path), "time": state.seconds, "epoch": state.epoch, "update": state.update}
-                for state in states[self._seen.get("saved", 0) :]
-            ],
-        )
+        saved = [
+            {"text": str(state.path), "time": state.seconds, "epoch": state.epoch, "update": state.update}
+            for state in states[self._seen.get("saved", 0) :]
+        ]
+        yield "saved", len(states), saved
 
     def _note_news(self, trainer: Trainer) -> None:
         for kind, number, events in self._news(trainer):
@@ -329,10 +327,8 @@ class ReportCallback(TrainerCallback):
         history = trainer.run_history
         epoch = trainer.run_state.epoch_of_progress(history.current_epoch)
         now = {"time": time.time(), "epoch": epoch, "update": history.updates_done}
-        events = sorted(
-            [*self._contents.events, {**now, **at, "what": what, "text": text}], key=lambda one: one["time"]
-        )
-        self._contents.events = events[-_MAX_EVENTS:]
+        events = [*self._contents.events, {**now, **at, "what": what, "text": text}]
+        self._contents.events = sorted(events, key=lambda event: event["time"])[-_MAX_EVENTS:]
 
     def _write(self, trainer: Trainer, *, keeps_curves: bool = False) -> None:
         if not trainer.run_context.ranks.is_first:
