@@ -27,7 +27,6 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
-from pytorch_accelerated.utils import DataLoaderSlice
 from tests.support.histories import state_without_times
 from tests.support.recording import EVENTS, HOOKS, INTERNAL_HOOKS, Recorder
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
@@ -186,16 +185,6 @@ def test_a_subclass_that_overrides_everything_trains_to_the_same_weights():
     assert state_without_times(overriding.run_history) == state_without_times(plain.run_history)
     assert overriding.seen["config"] == (2, 2, 2, 0.05)
     assert overriding.seen["steps"] == [0, 1, 2, 3, 4, 5] * 2
-
-
-def test_a_loader_may_be_replaced_by_a_slice_of_it():
-    class Fewer(TrainerCallback):
-        def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            trainer._train_dataloader = DataLoaderSlice(trainer._train_dataloader, 2)
-
-    trainer = make(callbacks=[Fewer])
-    trainer.train(DATASET, 3, per_device_batch_size=2)
-    assert trainer.run_state.updates == 6
 
 
 # Styles of callbacks

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ class LoseOneOfFace(FaceCallback):
 
 try:
     if way == "huggingface":
-        saves = {"save_strategy": "steps", "save_steps": 2, "ddp_timeout": seconds}
+        saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "ddp_timeout": seconds}
         face = make_trainer(folder / "states", LoseOneOfFace(), num_train_epochs=9, **saves)
         assert face.args.world_size == 2
         face.train()

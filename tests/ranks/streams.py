@@ -16,7 +16,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from pytorch_accelerated import Trainer
@@ -269,16 +268,5 @@ padded = -(-SIZE // RANKS) * RANKS
 assert len(flat(everyones)) == 2 * padded
 assert set(flat(share[: padded // RANKS] for share in everyones)) == set(range(SIZE))
 assert seen.trained[: len(seen.trained) // 2] != seen.trained[len(seen.trained) // 2 :], "the sampler hears of epochs"
-
-# A random sampler of one's own: all ranks cut the same draw.
-for workers in (0, 1):
-    trainer = trainer_of(seen := Seen())
-    torch.manual_seed(RANK)
-    sampler_of_weights = WeightedRandomSampler([1.0] * SIZE, SIZE, replacement=False)
-    kwargs = {"sampler": sampler_of_weights, "num_workers": workers}
-    trainer.train(DATASET, 2, None, 3, train_dataloader_kwargs=kwargs)
-    everyones = trainer._ranks.exchange(flat(seen.trained))
-    assert sorted(flat(everyones)) == sorted(2 * list(range(SIZE)))
-    assert all(len(share) in (2 * (SIZE // RANKS), 2 * -(-SIZE // RANKS)) for share in everyones)
 
 print("done")

@@ -370,28 +370,22 @@ def test_the_run_resumes_with_the_sample_right_after_the_state(background: bool)
     assert trainer.seen == [*whole.seen[:8], repeat, *whole.seen[5:7], *whole.seen[8:]]
 
 
-@pytest.mark.parametrize("fault", [12, 13])
-def test_going_back_over_the_border_of_an_epoch(fault: int):
-    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=9, save_at_end=False), faults=[fault])
-    with pytest.warns(UserWarning, match="step_9"):
+@pytest.mark.parametrize(
+    ("every", "fault", "words"),
+    [
+        (9, 12, "goes back to .*step_9,"),  # over the border of an epoch
+        (9, 13, "goes back to .*step_9,"),
+        (5, 3, "no training state of this run to go back to"),  # so the update is skipped
+        (20, 9, "no training state of this run to go back to"),
+    ],
+)
+def test_the_run_goes_back_to_its_own_newest_state_if_there_is_one(every: int, fault: int, words: str, saving: Any):
+    train(make(saving), None)  # another run in the same folder, whose states are left alone
+    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=every, save_at_end=False), faults=[fault])
+    with pytest.warns(UserWarning, match=words):
         history = train(trainer, "rollback", eval_dataset=DATA)
     assert_is(trainer, train_without([fault], accumulation=1, dropout=0.0))
     assert len(history.get_metric_values("train_loss_epoch")) == len(history.get_metric_values("eval_loss_epoch")) == 2
-
-
-def test_before_there_is_a_state_the_update_is_skipped():
-    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=5), faults=[3])
-    with pytest.warns(UserWarning, match="no training state of this run to go back to"):
-        train(trainer, "rollback")
-    assert_is(trainer, train_without([3], accumulation=1, dropout=0.0))
-
-
-def test_states_of_other_runs_in_the_folder_are_left_alone(saving: Any):
-    train(make(saving), None)
-    trainer = make(SaveTrainingStateCallback("states", save_every_n_steps=20), faults=[9])
-    with pytest.warns(UserWarning, match="no training state of this run to go back to"):
-        train(trainer, "rollback")
-    assert_is(trainer, train_without([9], accumulation=1, dropout=0.0))
 
 
 def test_a_resumed_run_goes_back_to_the_state_that_it_was_resumed_from(saving: Any, folder: Path):

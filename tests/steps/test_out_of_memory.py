@@ -4,6 +4,7 @@ import functools
 import gc
 import weakref
 from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,36 +168,27 @@ def test_odd_sizes_give_the_updates_of_whole_batches(
     assert found == pytest.approx(expected.get_metric_values("train_loss_epoch"), rel=1e-12)
 
 
-class Shrinks(TrainerCallback):
-    """Takes memory away in a batch, as a neighbour on the device would."""
+class BeforeBatch(TrainerCallback):
+    """Does something before a batch of each epoch."""
 
-    def __init__(self, memory: Memory, *, at: int, rows: int) -> None:
-        self.memory, self.at, self.rows = memory, at, rows
-
-    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.batches_in_epoch == self.at:
-            self.memory.rows = self.rows
-
-
-class Announced(TrainerCallback):
-    """The same split, chosen without a failure."""
-
-    def __init__(self, *, at: int, rows: int) -> None:
-        self.at, self.rows = at, rows
+    def __init__(self, at: int, action: Callable[[Trainer], object]) -> None:
+        self.at, self.action = at, action
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.run_state.batches_in_epoch == self.at:
-            trainer.run_state.rows_that_fit = self.rows
+            self.action(trainer)
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("at", [0, 1, 2, 4])
 def test_nothing_remembers_the_attempt_that_failed(at: int, in_backward: bool):
     """In each batch of an update, which begins again: its first batches, too, are computed in parts."""
-    announced = make(Memory(99), Announced(at=at - at % 3, rows=4), noisy=True)
-    train(announced, size=40, steps=3)
+    # The same split, chosen without a failure.
+    announce = BeforeBatch(at - at % 3, lambda trainer: setattr(trainer.run_state, "rows_that_fit", 4))
+    train(announced := make(Memory(99), announce, noisy=True), size=40, steps=3)
     memory = Memory(99, in_backward=in_backward)
-    split = make(memory, Shrinks(memory, at=at, rows=5), noisy=True)
+    # As a neighbour on the device would take memory away.
+    split = make(memory, BeforeBatch(at, lambda trainer: setattr(memory, "rows", 5)), noisy=True)
     with pytest.warns(UserWarning, match=rf"epoch 1, batch {at}, counted from 0.*parts of 4 "):
         train(split, size=40, steps=3)
     assert memory.failures == 1

@@ -99,7 +99,10 @@ def test_a_watched_metric_that_is_not_a_number_is_an_error_that_names_it(
         "early stopping": EarlyStoppingCallback,
         "states": functools.partial(SaveTrainingStateCallback, tmp_path, save_every_n_epochs=1, keep_best=1),
     }
-    plateau = {"create_scheduler_fn": torch.optim.lr_scheduler.ReduceLROnPlateau, "scheduler_metric": name}
+    plateau: dict[str, Any] = {
+        "create_scheduler_fn": torch.optim.lr_scheduler.ReduceLROnPlateau,
+        "scheduler_metric": name,
+    }
     callbacks = [watching[watches](watch_metric=name)] if watches in watching else []
     with pytest.raises(ConfigurationError, match=f"'{name}'.* is a {type_name}, .*under a name of its own"):
         fit(a_trainer(Report(), *callbacks), **({} if callbacks else plateau))

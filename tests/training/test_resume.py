@@ -152,14 +152,6 @@ def test_what_a_trainer_and_its_loss_function_hold_comes_back_to_the_bit(
     assert_same(held.tensors_of(resumed), held.tensors_of(whole))
 
 
-def test_a_folder_without_states_means_a_fresh_start_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fresh = everything(*run(tmp_path))
-    assert_same(everything(*run(tmp_path, resume_from=tmp_path / "nothing")), fresh)
-    assert f"No training state in {tmp_path / 'nothing'}: starting afresh" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["final", "epoch_3", "step_20"])
 def test_a_path_that_names_a_state_which_is_not_there_is_an_error_and_not_a_fresh_start(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
