@@ -27,7 +27,9 @@ def states(tmp_path: Path) -> Path:
 
 
 def save(folder: Path, updates: int, loss: float) -> None:
-    history = {"records": [["train_loss", 9.0, 1, 1], ["loss", 7.0, 1, 1], ["loss", loss, updates // 10, updates]]}
+    records = [["train_loss", 9.0, 1, 1], ["loss", 7.0, 1, 1], ["loss", loss, updates // 10, updates]]
+    history = {"records": records, "updates_done": updates, "current_epoch": updates // 10}
+    history |= {"read_positions": {}, "metric_name_prefix": ""}
     facts = {"updates": updates, "epochs": updates // 10, "ranks": 2, "versions": {"torch": "2.13", "python": "3.11"}}
     write_state(folder, facts, {"model": {"a": torch.ones(5), "b": torch.ones(1)}, "run": {"history": history}})
 
