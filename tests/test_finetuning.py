@@ -98,16 +98,9 @@ def test_parameters_held_by_modules_with_children_are_frozen_and_unfrozen_with_t
     model = make_net()
     freezer = ModelFreezer(model)
     freezer.freeze(2, 2)
-    assert parameter_names(model) - names_of(model, freezer.get_trainable_parameters()) == {
-        "scale.gain",
-        "scale.inner.weight",
-        "scale.inner.bias",
-    }
-    assert names_of(model, freezer.unfreeze(2, 2)[2]["params"]) == {
-        "scale.gain",
-        "scale.inner.weight",
-        "scale.inner.bias",
-    }
+    held = {"scale.gain", "scale.inner.weight", "scale.inner.bias"}
+    assert parameter_names(model) - names_of(model, freezer.get_trainable_parameters()) == held
+    assert names_of(model, freezer.unfreeze(2, 2)[2]["params"]) == held
 
 
 def test_parameters_held_by_the_model_itself_belong_to_the_first_group():
@@ -133,10 +126,7 @@ def test_batch_norms_stay_trainable_by_default_and_keep_their_statistics_moving(
     before = entries(model)
     train(model, make_optimizer(freezer.get_trainable_parameters()))
     assert changed(model, before) == HEAD | NORMS | STATISTICS
-
-
-def test_frozen_batch_norms_in_evaluation_mode_keep_their_statistics_too():
-    model = make_net()
+    # Frozen as well, and in evaluation mode, they keep their statistics, too.
     freezer = ModelFreezer(model, freeze_batch_norms=True)
     freezer.freeze(set_modules_as_eval=True)
     before = entries(model)
@@ -174,18 +164,9 @@ def test_unfreezing_returns_the_groups_that_the_optimizer_needs_for_training_in_
     assert freezer.unfreeze() == {}
 
 
-def make_tied():
-    model = nn.Module()
-    model.embedding = nn.Embedding(5, 3)
-    model.body = nn.Linear(3, 3)
-    head = nn.Linear(3, 5)
-    head.weight = model.embedding.weight
-    model.head = head
-    return model
-
-
 def test_a_shared_parameter_is_frozen_with_either_group_and_returned_once():
-    model = make_tied()
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "body": nn.Linear(3, 3), "head": nn.Linear(3, 5)})
+    model["head"].weight = model["embedding"].weight
     freezer = ModelFreezer(model)
     freezer.freeze()
     assert names_of(model, freezer.get_trainable_parameters()) == {"head.bias"}

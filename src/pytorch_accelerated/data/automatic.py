@@ -87,7 +87,6 @@ class AutomaticFetcher:
         self._make_pool = make_pool
         self._times: list[tuple[float, float]] = []  # of a batch: seconds for fetching it, and until the next one
         self._alone = 0.0  # seconds of a batch without workers
-        self._is_decided = False
         self._is_judged = False
         self._handout = _Handout()
         self._pool: DataLoader[Any] | None = None
@@ -97,7 +96,7 @@ class AutomaticFetcher:
         """The batches of `requests`, in order; `batches` is their number."""
         make, batches_left = self._rows.maker(), batches * self.passes_left
         self.passes_left = max(1, self.passes_left - 1)
-        if not self._is_decided and _is_forking():
+        if len(self._times) <= _MEASURED and _is_forking():
             yield from self._measured(make, requests, batches_left)
         if self._pool is not None:
             yield from without_second_numbers(self._of_workers(self._pool, make, requests))
@@ -124,7 +123,6 @@ class AutomaticFetcher:
 
     def _decide(self, batches_left: int) -> None:
         """Make a pool of workers if they make the remaining batches faster."""
-        self._is_decided = True
         fetch, step = map(statistics.median, zip(*self._times[1:], strict=True))
         self._alone = fetch + step
         if fetch < _WORTH_A_WORKER or self._processors == 1:
@@ -171,16 +169,12 @@ class AutomaticFetcher:
             if received == 2 * self.num_workers:  # what is made while they start proves nothing
                 since = time.perf_counter()
             if received == _BATCHES_OF_PROOF * self.num_workers and not self._is_judged:
-                self._judge((time.perf_counter() - since) / (received - 2 * self.num_workers))
+                self._is_judged = True
+                seconds = (time.perf_counter() - since) / (received - 2 * self.num_workers)
+                if seconds > self._alone:
+                    times = f"{1000 * seconds:.2g} ms with them, and {1000 * self._alone:.2g} without"
+                    self._leave_workers(f"a batch takes {times}")
         yield from map(make, asked)
-
-    def _judge(self, seconds: float) -> None:
-        """Give up workers if a batch takes as long with them as without."""
-        self._is_judged = True
-        if seconds > self._alone:
-            self._leave_workers(
-                f"a batch takes {1000 * seconds:.2g} ms with them, and {1000 * self._alone:.2g} without"
-            )
 
     def _leave_workers(self, reason: str) -> None:
         """Give up the workers for good."""

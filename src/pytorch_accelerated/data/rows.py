@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class ArrayDataset(Dataset[Any]):
         # If torch has no dtype for one of the arrays (strings, objects), samples are fetched one by one instead.
         self._tensors = known if len(known) == len(tensors) else None
         is_flat = type(data) in (tuple, list) and all(map(_is_array, data))
-        self._assemble: Callable[[Sequence[torch.Tensor]], Any] = list if is_flat else self._assemble_nested
+        self._assemble: Callable[[Iterable[torch.Tensor]], Any] = list if is_flat else partial(_assembled, data)
 
     def __len__(self) -> int:
         return self._rows if self.indices is None else len(self.indices)
@@ -76,9 +77,6 @@ class ArrayDataset(Dataset[Any]):
         # gradients flow.
         parts = [torch.unsafe_split_with_sizes(_rows_at(rows, tensor), sizes) for tensor in self._tensors]
         return list(map(self._assemble, zip(*parts, strict=True)))
-
-    def _assemble_nested(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return _assembled(self.data, iter(tensors))
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -119,9 +117,9 @@ def _length(name: str, array: Any) -> int:
     return len(array)
 
 
-def _assembled(data: Any, tensors: Iterator[torch.Tensor]) -> Any:
+def _assembled(data: Any, tensors: Iterable[torch.Tensor]) -> Any:
     """`tensors` in the structure of `data`, with lists in place of tuples, as `default_collate` does it."""
-    parts = plain_parts_of(data)
+    tensors, parts = iter(tensors), plain_parts_of(data)
     if parts is None:
         return next(tensors)
     batch = [_assembled(part, tensors) for part in parts]

@@ -172,20 +172,19 @@ def _resolve_leaf(value: Any, run_config: TrainerRunConfig) -> Any:
         number = _calculate(value, run_config)
         return math.ceil(number) if isinstance(number, Fraction) else number
     if isinstance(value, functools.partial):
-        func, args, keywords = _resolve([value.func, value.args, value.keywords], run_config)
+        parts: Any = [value.func, value.args, value.keywords]
         exact = _exact_epochs(run_config)
         if isinstance(exact, Fraction) and _receives_both(value):
-            if isinstance(func, type) and issubclass(func, OneCycleLR):
+            if isinstance(value.func, type) and issubclass(value.func, OneCycleLR):
                 raise ConfigurationError(
-                    f"{func.__name__} would multiply NUM_EPOCHS and the updates per epoch, but the run ends within an "
+                    f"{value.func.__name__} would multiply NUM_EPOCHS by the updates per epoch, but the run ends in an "
                     f"epoch, after {run_config.max_num_train_steps} updates of {run_config.num_update_steps_per_epoch} "
                     "per epoch. Pass `total_steps=NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH` instead of the two."
                 )
-            if hasattr(func, "create_scheduler_fn"):  # ours take a part of an epoch
-                args = [
-                    float(exact) if _is_num_epochs(each) else arg for each, arg in zip(value.args, args, strict=True)
-                ]
-                keywords.update({name: float(exact) for name, each in value.keywords.items() if _is_num_epochs(each)})
+            if hasattr(value.func, "create_scheduler_fn"):  # ours take a part of an epoch
+                epochs = float(exact)
+                parts = map_leaves(lambda leaf: epochs if _is_num_epochs(leaf) else leaf, parts, parts=plain_parts_of)
+        func, args, keywords = _resolve(parts, run_config)
         return functools.partial(func, *args, **keywords)
     return value
 
