@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.size import in_release
-from tests.support.pages import SHOWN_LANGUAGES, Block, blocks_of, script_of
+from tests.support.pages import SHOWN_LANGUAGES, blocks_of, script_of
 from tests.support.processes import REPOSITORY, run_forked, run_on_ranks, run_script
 
 README = REPOSITORY / "README.md"
@@ -97,17 +97,3 @@ def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> Non
     assert script is not None
     output = run_forked(script, cwd=tmp_path, env=variables)
     assert SHOWN.get(name_of(page), "") in output.stdout
-
-
-def test_the_blocks_of_a_page_are_found() -> None:
-    text = (
-        "# Page\n\n```python\na = 1\n```\n\n<!-- file: train.py -->\n```python\nprint(1)\n```\n\n- item\n\n"
-        "  <!-- not run: needs Slurm -->\n  ```bash\n  srun x\n    y\n  ```\n\n```{toctree}\nx\n```\n\n"
-        "````text\n```\nout\n````\n"
-    )
-    assert blocks_of(text) == [
-        Block("python", "a = 1\n", 3, None, None),
-        Block("python", "print(1)\n", 8, "train.py", None),
-        Block("bash", "srun x\n  y\n", 15, None, "needs Slurm"),
-        Block("text", "```\nout\n", 24, None, None),
-    ]
