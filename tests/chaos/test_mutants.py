@@ -36,7 +36,7 @@ TABLE = {
         ("what dead processes left is not cleaned up", "            else:\n                _remove_tree(path)\n", ""),
     ],
     ("checkpointing/verify.py", DAMAGE): [
-        ("checksums are not compared", "if not is_at_end or digest.hexdigest() != entry.sha256:", "if not is_at_end:"),
+        ("checksums are not compared", "if file.read(1) or digest.hexdigest() != entry.sha256:", "if file.read(1):"),
     ],
     ("checkpointing/verify.py", VERIFY): [
         ("longer files are not noticed", "if size_bytes != entry.size_bytes:", "if size_bytes < entry.size_bytes:"),

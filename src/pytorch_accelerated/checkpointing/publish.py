@@ -31,7 +31,7 @@ from pytorch_accelerated.checkpointing.layout import (
     hidden_sibling,
     is_file_name,
 )
-from pytorch_accelerated.checkpointing.verify import list_states, open_plain_file, read_manifest, sha256_of
+from pytorch_accelerated.checkpointing.verify import add_rest, list_states, open_plain_file, read_manifest
 from pytorch_accelerated.errors import CheckpointError
 
 _STALE_AFTER_SECONDS = 3600.0
@@ -88,7 +88,8 @@ class StagedFolder:
     def _read_back(self, name: str) -> FileEntry:
         with explained(self.final, f"reading {name!r} back"), open_plain_file(self.staging / name) as file:
             disk.flush(file)
-            return FileEntry(name, os.fstat(file.fileno()).st_size, sha256_of(file).hexdigest())
+            add_rest(digest := hashlib.sha256(), file)
+            return FileEntry(name, os.fstat(file.fileno()).st_size, digest.hexdigest())
 
     def commit(self, facts: dict[str, Any], files: Iterable[FileEntry]) -> None:
         """Publish the folder, with the `files` of all ranks, under its final name. To be called by one rank.

@@ -114,14 +114,21 @@ def read_state(
     chosen = names if parts is None else parts
     structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
     tensors = {name: read_file_of_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
-    sharded = _read_sharded(folder, entries, chosen, make_target) if SHARDS_NAME in entries else {}
-    return manifest.facts, {
-        name: decode(structures[name], {**tensors[name], **sharded.get(name, {})}, path=name) for name in chosen
-    }
+    if SHARDS_NAME in entries:
+        layout = _read_structure(folder, entries[SHARDS_NAME])
+        layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in chosen}
+        for name, tensor in read_shards(folder, entries, layout, make_target or _whole_target).items():
+            part, _, path = name.partition("/")
+            tensors[part][path] = tensor
+    return manifest.facts, {name: decode(structures[name], tensors[name], path=name) for name in chosen}
+
+
+def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def part_names(manifest: Manifest) -> list[str]:
-    """The names of the parts that `write_part` wrote."""
+    """The names of the parts of a state."""
     if PARTS in manifest.facts:  # others may have written files of the same kind
         return list(manifest.facts[PARTS])
     files = {entry.name for entry in manifest.files}
@@ -134,23 +141,6 @@ def _read_structure(folder: Path, entry: FileEntry) -> Any:
     with open_verified(folder, entry) as read_into:
         read_into(memoryview(data))
     return load_json(bytes(data), what=str(folder / entry.name))
-
-
-def _read_sharded(
-    folder: Path,
-    entries: Mapping[str, FileEntry],
-    parts: Collection[str],
-    make_target: MakeTarget | None,
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The sharded tensors of `parts`, by part and name."""
-    layout = _read_structure(folder, entries[SHARDS_NAME])
-    layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in parts}
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
-    make_target = make_target or (lambda name, shape, dtype: torch.empty(shape, dtype=dtype))
-    for name, tensor in read_shards(folder, entries, layout, make_target).items():
-        part, _, path = name.partition("/")
-        tensors.setdefault(part, {})[path] = tensor
-    return tensors
 
 
 def read_file_of_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:

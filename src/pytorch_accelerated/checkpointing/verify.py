@@ -57,11 +57,8 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
         InvalidCheckpointError: if the file is missing, is not a regular file, or does not match `entry`.
     """
     path = folder / entry.name
-    digest = hashlib.sha256()
-    with _open_of_size(path, entry) as file, ThreadPoolExecutor(1) as hashing:
+    with _comparing(path, entry) as (file, digest), ThreadPoolExecutor(1) as hashing:
         yield filling_from(file, path, lambda part: hashing.submit(digest.update, part))
-        hashing.shutdown()
-        _compare(path, entry, digest, is_at_end=not file.read(1))
 
 
 def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] = len) -> Callable[[memoryview], None]:
@@ -79,19 +76,18 @@ def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] 
 
 
 @contextlib.contextmanager
-def _open_of_size(path: Path, entry: FileEntry) -> Iterator[FileIO]:
+def _comparing(path: Path, entry: FileEntry) -> Iterator[tuple[FileIO, Any]]:
+    """A file and a digest to add its content to; the end of the block compares both with `entry`."""
+    digest = hashlib.sha256()
     with open_plain_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != entry.size_bytes:
             raise InvalidCheckpointError(f"{path} has {size_bytes} bytes; its manifest says {entry.size_bytes}.")
-        yield file
-
-
-def _compare(path: Path, entry: FileEntry, digest: Any, *, is_at_end: bool = True) -> None:
-    if not is_at_end or digest.hexdigest() != entry.sha256:
-        raise InvalidCheckpointError(
-            f"{path} was changed: its SHA-256 is {digest.hexdigest()}, its manifest says {entry.sha256}."
-        )
+        yield file, digest
+        if file.read(1) or digest.hexdigest() != entry.sha256:
+            raise InvalidCheckpointError(
+                f"{path} was changed: its SHA-256 is {digest.hexdigest()}, its manifest says {entry.sha256}."
+            )
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> Manifest:
@@ -126,16 +122,15 @@ def find_damage(folder: Path, manifest: Manifest, names: Collection[str] | None 
 
 def check_file(path: Path, entry: FileEntry) -> None:
     """Raise an `InvalidCheckpointError` if a file does not match its `entry`. Reads every byte."""
-    with _open_of_size(path, entry) as file:
-        _compare(path, entry, sha256_of(file))
+    with _comparing(path, entry) as (file, digest):
+        add_rest(digest, file)
 
 
-def sha256_of(file: FileIO) -> Any:
-    """The SHA-256 of the rest of a file."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+def add_rest(digest: Any, file: FileIO) -> None:
+    """Add the rest of a file to a digest."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
     while count := file.readinto(buffer):
         digest.update(buffer[:count])
-    return digest
 
 
 def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
