@@ -196,9 +196,9 @@ class MetricsCallback(TrainerCallback):
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""
         own = {key: _read_states(collection) for key, collection in self._collections.items()}
-        everyones = [own] if self._ranks is None else self._ranks.exchange(own)
-        keys = sorted({key for states in everyones for key in states if states[key]})
-        return {**self._restored, **{key: [states.get(key, {}) for states in everyones] for key in keys}}
+        per_rank = [own] if self._ranks is None else self._ranks.exchange(own)
+        keys = sorted({key for states in per_rank for key in states if states[key]})
+        return {**self._restored, **{key: [states.get(key, {}) for states in per_rank] for key in keys}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore these states; they are distributed over the ranks when they are needed."""

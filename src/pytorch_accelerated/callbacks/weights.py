@@ -65,14 +65,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         model_ema: Callable[..., ModelEma] = ModelEma,
         callbacks: Iterable[Any] = (),
     ) -> None:
-        super().__init__(
-            save_path,
-            watch_metric,
-            greater_is_better,
-            save_optimizer=False,
-            save_scheduler=False,
-            load_saved_checkpoint=False,
-        )
+        super().__init__(save_path, watch_metric, greater_is_better, load_saved_checkpoint=False)
+        self.save_optimizer = self.save_scheduler = False  # their states belong to the model itself
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
         self.model_ema = model_ema

@@ -121,9 +121,9 @@ class LossTracker:
             weighted = values[counted] * shares[counted]
             total = float(weighted.sum())
             if self._part_ends or is_last:
-                everyones = np.zeros_like(values)
-                everyones[counted] = weighted
-                self._sum_parts(everyones, shares, is_last=is_last)
+                every_loss = np.zeros_like(values)
+                every_loss[counted] = weighted
+                self._sum_parts(every_loss, shares, is_last=is_last)
         return total, float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
 
     def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
