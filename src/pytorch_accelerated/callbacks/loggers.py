@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.publish import replacing
 from pytorch_accelerated.progress.text import printable
@@ -40,6 +40,7 @@ class _Row(NamedTuple):
         return self.values["epoch"], self.values["update"]
 
 
+@never_ends_a_run
 class _FileLogger(TrainerCallback, abc.ABC):
     """Writes every number in the run history to a file, which always has whole rows.
 
@@ -100,8 +101,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log all remaining metrics, also after an exception."""
-        self._log(trainer)
-        self._is_evaluating = False
+        try:
+            self._log(trainer)
+        finally:
+            self._is_evaluating = False
 
     on_exception = on_evaluation_run_end
 
@@ -122,20 +125,13 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._last_place = self._rows[-1].place if self._rows else self._last_place
         if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
             return
-        try:
-            is_whole = self.path.is_file() and self.path.stat().st_size >= self._size_bytes
-            if self._begins_anew or (self._size_bytes and not is_whole):
-                self._columns, self._size_bytes = (), 0
-                if not self._is_evaluating:
-                    self._rows = _with_entries((), history.step_records if self.step_records else (), history.records)
-            self._begins_anew = False
-            self._write(survives_power_cuts=survives_power_cuts)
-        except OSError as error:
-            warn_user(
-                ranks,
-                f"{type(self).__name__} could not write {self.path}: {error}. Training continues; the next attempt "
-                "writes everything. Check the disk's free space and the permissions.",
-            )
+        is_whole = self.path.is_file() and self.path.stat().st_size >= self._size_bytes
+        if self._begins_anew or (self._size_bytes and not is_whole):
+            self._columns, self._size_bytes = (), 0
+            if not self._is_evaluating:
+                self._rows = _with_entries((), history.step_records if self.step_records else (), history.records)
+        self._begins_anew = False
+        self._write(survives_power_cuts=survives_power_cuts)
 
     def _write(self, *, survives_power_cuts: bool) -> None:
         """Write the rows that the file lacks, and the last row again if it may have more metrics now."""

@@ -22,8 +22,7 @@ _NOT_THE_USERS = (__name__.partition(".")[0], "contextlib")
 def warn_user(ranks: Ranks, message: str) -> None:
     """Warn on one process, pointing at the line of the user's code that called the library."""
     if ranks.is_first:
-        with tqdm.tqdm.external_write_mode():  # above the bars
-            warnings.warn(printable(message, keep="\n\t"), stacklevel=stacklevel_of_user())
+        _warn(message)
 
 
 def never_ends_a_run(callback: type[Callback]) -> type[Callback]:
@@ -45,10 +44,14 @@ def _with_warning(event: Callable[..., None]) -> Callable[..., None]:
             has_failed, self._has_failed = getattr(self, "_has_failed", False), True
             if not has_failed:
                 what = f"{type(self).__name__} failed in `{event.__name__}` ({type(error).__name__}: {error})."
-                text = f"{what} The run continues, and tries again at the next event, without a further warning."
-                warnings.warn(printable(text, keep="\n\t"), stacklevel=stacklevel_of_user())
+                _warn(f"{what} The run continues, and tries again at the next event, without a further warning.")
 
     return wrapper
+
+
+def _warn(message: str) -> None:
+    with tqdm.tqdm.external_write_mode():  # above the bars
+        warnings.warn(printable(message, keep="\n\t"), stacklevel=stacklevel_of_user())
 
 
 def stacklevel_of_user() -> int:
