@@ -19,7 +19,7 @@ VERIFY = "tests/checkpointing/test_verify.py"
 RESUME = "tests/training/test_resume.py"
 BACKGROUND = "tests/checkpointing/test_background.py"
 SHARDED = "tests/checkpointing/test_sharded.py"
-WRITERS = "tests/chaos/test_two_writers.py"
+WRITERS = "tests/checkpointing/test_run_folder.py"
 
 
 # The file that is changed and the tests that must notice it; what is wrong, the code that is replaced, and by what.

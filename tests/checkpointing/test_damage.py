@@ -159,9 +159,6 @@ def pipe(folder: Path, file: str) -> None:
 
 SIGNED: dict[str, Callable[[Path], Any]] = {
     "a structure that is not JSON": lambda folder: put(folder, "run.json", b"\x80\x04K\x01."),
-    "a kind that names code": lambda folder: change(folder, "extra", "note", {"$": "os.system", "items": ["id"]}),
-    "a kind that is a method of the reader": lambda folder: change(folder, "extra", "note", {"$": "decode", "node": 1}),
-    "a dtype that names a function": lambda folder: change(folder, "extra", "note", {"$": "dtype", "name": "load"}),
     "a tensor of another part": lambda folder: change(folder, "run", "config", {"$": "tensor", "name": "0.weight"}),
     "a pickle as a structure": lambda folder: put(folder, "run.json", pickle.dumps(Gadget("trap"))),
     "a pickle as tensors": lambda folder: put(folder, "model.safetensors", pickle.dumps(Gadget("trap"))),

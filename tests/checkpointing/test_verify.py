@@ -138,21 +138,6 @@ def test_a_run_cannot_resume_from_a_file(tmp_path):
         find_state(tmp_path / "model.pt")
 
 
-def test_reading_changes_nothing_on_the_disk(tmp_path):
-    for updates in (1, 2):
-        save(tmp_path / f"step_{updates}", updates)
-    (tmp_path / "step_2" / "run.json").write_text("{}")
-    before = {path: path.lstat() for path in sorted(tmp_path.rglob("*"))}
-    with pytest.warns(UserWarning, match="skipped"):
-        folder = find_state(tmp_path)
-    assert folder is not None
-    read_state(folder)
-    after = {path: path.lstat() for path in sorted(tmp_path.rglob("*"))}
-    assert {path: (one.st_mtime_ns, one.st_size) for path, one in after.items()} == {
-        path: (one.st_mtime_ns, one.st_size) for path, one in before.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("written", "read", "message"),
     [(2, 1, r"has format 2.*reads format 1.*Install the version"), (1, 2, r"has format 1.*reads format 2")],
