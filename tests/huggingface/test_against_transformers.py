@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import NoisyRows, Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
+from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_llama
 
 transformers = pytest.importorskip("transformers")
@@ -193,52 +193,6 @@ def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(our_output.predictions, their_output.predictions)
     np.testing.assert_array_equal(our_output.label_ids, their_output.label_ids)
     assert sorted(our_output.metrics) == sorted(their_output.metrics)
-
-
-def test_where_sizes_do_not_divide_ours_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
-    rows = Rows(7)
-    with torch.no_grad():
-        exact = Regression()(rows.x, rows.labels)[0].item()
-    values = {
-        library: run(
-            library, tmp_path / library, parts={"eval_dataset": rows}, trains=False, per_device_eval_batch_size=5
-        ).evaluate()["eval_loss"]
-        for library in ("ours", "theirs")
-    }
-    assert values["ours"] == pytest.approx(exact, rel=ROUNDING)
-    group = [6, 7, 8, 9]  # the last update: batches of 3 and 1 rows
-    losses = {}
-    for library in ("ours", "theirs"):
-        trainer = run(
-            library,
-            tmp_path / library,
-            per_device_train_batch_size=3,
-            gradient_accumulation_steps=2,
-            learning_rate=0.0,
-            num_train_epochs=1,
-        )
-        losses[library] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    with torch.no_grad():
-        exact = Regression()(Rows(10).x[group], Rows(10).labels[group])[0].item()
-    assert losses["ours"][1] == pytest.approx(exact, rel=ROUNDING)
-    assert losses["theirs"][1] != pytest.approx(exact, rel=1e-3)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_with_rows_that_are_drawn_at_random_our_resumed_run_is_exact_and_theirs_is_not(
-    workers: int, tmp_path: Path
-) -> None:
-    arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "dataloader_num_workers": workers}
-    are_equal = {}
-    for library in ("ours", "theirs"):
-        parts = {"train_dataset": NoisyRows(10), "model": Regression(dropout=0.5)}
-        whole = run(library, tmp_path / f"{library} whole", parts=parts, **arguments)
-        for callbacks, resume in (([StopAt(8)], None), ([], str(tmp_path / library / "checkpoint-6"))):
-            parts = {"train_dataset": NoisyRows(10), "model": Regression(dropout=0.5)}
-            trainer = run(library, tmp_path / library, *callbacks, parts=parts, resume=resume, **arguments)
-        weights = zip(whole.model.parameters(), trainer.model.parameters(), strict=True)
-        are_equal[library] = all(one.equal(other) for one, other in weights)
-    assert are_equal == {"ours": True, "theirs": False}
 
 
 def sentences(size: int) -> list[dict[str, torch.Tensor]]:

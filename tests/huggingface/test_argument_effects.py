@@ -138,16 +138,6 @@ def test_the_model_is_compiled_as_the_arguments_say(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- data
 
 
-def test_a_last_batch_that_is_not_full_may_be_left_out(tmp_path: Path) -> None:
-    steps = {}
-    for drops in (False, True):
-        trainer = make_trainer(tmp_path, per_device_train_batch_size=4, dataloader_drop_last=drops, num_train_epochs=1)
-        assert trainer.train().global_step == (2 if drops else 3)
-        steps[drops] = losses(trainer)
-        assert len(trainer.predict(Rows(5)).predictions) == 5
-    assert steps[True][:1] == steps[False][:1]
-
-
 def test_settings_of_workers_reach_the_loader_of_the_run(tmp_path: Path) -> None:
     class LookAtLoader(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

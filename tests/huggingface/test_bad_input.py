@@ -30,7 +30,7 @@ from pytorch_accelerated.huggingface import (
     TrainerCallback,
     TrainerState,
 )
-from pytorch_accelerated.huggingface.collating import default_data_collator
+from pytorch_accelerated.huggingface.knowledge import default_data_collator
 from tests.huggingface.runs import Regression, Rows, Stream, make_arguments, make_trainer
 from tests.huggingface.translations import sentences, tiny_translator
 
@@ -146,13 +146,13 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     ("two models", made(parts={"model": MODEL, "model_init": Regression}), ConfigurationError, "but both are given"),
     ("a class as a model", made(parts={"model": Regression}), ArgumentTypeError, "not an nn.Module"),
     ("no model made", made(parts={"model_init": lambda: None}), ArgumentTypeError, "`model_init` returned None"),
-    ("arguments as a dict", called("__init__", MODEL, "results"), TypeError, "`args` is of the class builtins.str"),
+    ("arguments as a dict", called("__init__", MODEL, "results"), TypeError, "`args` is a builtins.str"),
     ("an unknown name", lambda _: Trainer(MODEL, tokenizer=1), TypeError, "'tokenizer'"),  # type: ignore[call-arg]
     ("no optimizer", made(parts={"optimizers": ("a", None)}), ArgumentTypeError, "`optimizer` is .* not an optimizer"),
     (
         "an optimizer of one model, but a new one for each training",
         made(parts={"model_init": Regression, "optimizers": (SGD, None)}),
-        *(ConfigurationError, "`model_init` makes another one for each training"),
+        *(ConfigurationError, "`optimizers` don.t go with `model_init`"),
     ),
     (
         "the schedule of another optimizer",
@@ -215,7 +215,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     (
         "a generator",
         trained(parts={"train_dataset": generator()}, max_steps=1),
-        *(DataError, "a generator, which has no rows by number.*`IterableDataset`"),
+        *(DataError, "A generator has no rows by number.*`IterableDataset`"),
     ),
     (
         "no evaluation set",
@@ -256,7 +256,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
             f"resuming from {source!r}",
             called("train", source),
             ArgumentTypeError,
-            "`resume_from_checkpoint` is .* no path",
+            "`resume_from_checkpoint` is .*: give the path",
         )
         for source in (5, "", 1.0, ["checkpoint-1"])
     ),
@@ -271,7 +271,12 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         HookOutputError,
         r"Forgetful\.training_step returned None",
     ),
-    ("no gradient checkpointing", made(gradient_checkpointing=True), ConfigurationError, "Regression has no method"),
+    (
+        "no gradient checkpointing",
+        made(gradient_checkpointing=True),
+        ConfigurationError,
+        "gradient_checkpointing_enable",
+    ),
     # Evaluation
     ("metrics without names", with_metrics(0.5), HookOutputError, "`compute_metrics` returned 0.5. Return a dict"),
     ("the best of words", with_metrics({"a": "good"}, **BY_METRIC), TypeError, "must be real number, not str"),
@@ -295,7 +300,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     (
         "another trainer",
         lambda folder: Trainer(tiny_translator(), Seq2SeqTrainingArguments(str(folder), predict_with_generate=True)),
-        *(ConfigurationError, r"`predict_with_generate` is True.*Seq2SeqTrainer"),
+        *(ConfigurationError, r"`predict_with_generate` needs a Seq2SeqTrainer"),
     ),
     (
         "several texts for a row",
@@ -333,14 +338,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         (f"a damaged state: {text[:9]}", saved_state(text), InvalidCheckpointError, r"trainer_state\.json is not a tr")
         for text in ("", "[]", "{", '{"epoch": 1}', "\x00", "[" * 100_000)
     ),
-    *(
-        (f"a state of {change}", changed_state(**change), InvalidCheckpointError, "is not a trainer state")
-        for change in (
-            *({"global_step": -3}, {"global_step": 10**30}, {"global_step": "3"}, {"max_steps": 2, "global_step": 3}),
-            *({"epoch": float("nan")}, {"epoch": float("inf")}, {"best_global_step": -1}, {"log_history": [1]}),
-            {"colour": "blue"},
-        )
-    ),
+    ("a state of another kind", changed_state(colour="blue"), InvalidCheckpointError, "is not a trainer state"),
 ]
 
 

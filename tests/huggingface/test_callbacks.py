@@ -66,20 +66,6 @@ def test_callbacks_are_classes_or_instances_and_a_second_one_warns() -> None:
     assert len(handler.callbacks) == 4
 
 
-def test_callbacks_are_taken_out_by_class_or_instance() -> None:
-    first, second = Recorder(), Recorder()
-    handler = handler_of(first)
-    with pytest.warns(UserWarning, match="A second Recorder"):
-        handler.add_callback(second)
-    assert handler.pop_callback(Recorder) is first
-    assert handler.pop_callback(first) is None
-    assert handler.pop_callback(second) is second
-    assert handler.pop_callback(Recorder) is None
-    handler.remove_callback(DefaultFlowCallback)
-    handler.remove_callback(DefaultFlowCallback)
-    assert handler.callbacks == []
-
-
 @pytest.mark.parametrize(
     "name",
     ["DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "EarlyStoppingCallback", "TensorBoardCallback"],
@@ -240,11 +226,3 @@ def test_fields_and_json_are_those_of_transformers(tmp_path: Path) -> None:
     genuine.save_to_json(str(tmp_path / "theirs.json"))
     assert TrainerState.load_from_json(tmp_path / "theirs.json") == a_state()
     assert (tmp_path / "theirs.json").read_text() == (tmp_path / "ours.json").read_text()
-
-
-def test_states_of_callbacks_stand_by_class() -> None:
-    states = a_state().stateful_callbacks
-    assert [each["args"]["early_stopping_patience"] for each in states["EarlyStoppingCallback"]] == [2, 3]
-    assert TrainerControl.from_state(states["TrainerControl"]) == TrainerControl(should_save=True)
-    restored = EarlyStoppingCallback.from_state(states["EarlyStoppingCallback"][1])
-    assert restored.state() == EarlyStoppingCallback(3, 0.1).state()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.errors import CheckpointError, ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.trainer_utils import (
     checkpoint_name,
     get_last_checkpoint,
     rotate_checkpoints,
     sort_checkpoints,
 )
+from tests.support.states import begin
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -35,15 +35,6 @@ def test_the_last_checkpoint_has_the_highest_number(tmp_path: Path) -> None:
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
-def test_the_last_checkpoint_is_that_of_transformers(tmp_path: Path) -> None:
-    from transformers.trainer_utils import get_last_checkpoint as genuine_last
-
-    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-x", "my-checkpoint-30", "checkpoint-40.bak"):
-        assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
-        (tmp_path / name).mkdir()
-    assert get_last_checkpoint(tmp_path) == genuine_last(str(tmp_path))
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 @pytest.mark.parametrize("best", [None, 5, 10, 25])
 def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | None, tmp_path: Path) -> None:
@@ -57,12 +48,6 @@ def test_the_same_checkpoints_stay_as_with_transformers(limit: int, best: int | 
         left[name] = steps_in(folder)
     assert left["ours"] == left["theirs"]
     assert {25, best or 25} <= set(left["ours"])
-
-
-def test_without_a_limit_all_stay(tmp_path: Path) -> None:
-    save(tmp_path, 5, 10)
-    rotate_checkpoints(tmp_path, None)
-    assert steps_in(tmp_path) == [5, 10]
 
 
 def test_the_newest_is_what_was_saved_last_whatever_its_number(tmp_path: Path) -> None:
@@ -84,14 +69,6 @@ def test_folders_without_a_manifest_are_the_oldest(tmp_path: Path) -> None:
     ]
 
 
-def test_folders_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
-    save(tmp_path, 5, 10)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "checkpoint-notes").mkdir()
-    rotate_checkpoints(tmp_path, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-notes", "runs"]
-
-
 def test_the_best_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "out", 5, 10, 15)
     monkeypatch.chdir(tmp_path)
@@ -103,16 +80,3 @@ def test_the_best_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypat
 def test_a_limit_below_one_is_refused(limit: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"`save_total_limit` is {limit}"):
         rotate_checkpoints(tmp_path, limit)
-
-
-def test_an_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytorch_accelerated.checkpointing import disk
-
-    def refuse(*paths: Path) -> None:
-        raise OSError("read-only")
-
-    save(tmp_path, 5, 10)
-    monkeypatch.setattr(disk, "move", refuse)
-    with pytest.raises(CheckpointError, match="read-only"):
-        rotate_checkpoints(tmp_path, 1)
-    assert steps_in(tmp_path) == [5, 10]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.huggingface.collating import (
+from pytorch_accelerated.huggingface.knowledge import (
     RemoveColumnsCollator,
     default_data_collator,
     find_label_names,

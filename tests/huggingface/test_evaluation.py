@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.huggingface import EvalLoopOutput, EvalPrediction, PredictionOutput, Trainer
-from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_trainer
+from pytorch_accelerated.huggingface import EvalPrediction, PredictionOutput, Trainer
+from tests.huggingface.runs import Regression, Rows, make_trainer
 from tests.huggingface.test_against_transformers import run
 from tests.support import batch_shapes
 from tests.support.reference import SINGLE, TOLERANCE, assert_same_numbers
@@ -38,19 +38,6 @@ def test_predictions_and_loss_are_those_of_one_batch(size: int, batch_size: int,
     assert result.metrics is not None
     assert result.metrics["test_loss"] == pytest.approx(loss)
     assert trainer.evaluate(Rows(size))["eval_loss"] == pytest.approx(loss)
-
-
-@pytest.mark.parametrize("dataset", [Rows(7), Stream(7)], ids=["rows", "stream"])
-def test_the_evaluation_loop_returns_everything(dataset: Any, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, per_device_eval_batch_size=3)
-    output = trainer.evaluation_loop(trainer.get_test_dataloader(dataset), "Mine", metric_key_prefix="my")
-    assert isinstance(output, EvalLoopOutput)
-    assert output.num_samples == 7
-    assert output.metrics is not None
-    assert list(output.metrics) == ["my_loss"]
-    assert output.metrics["my_loss"] == pytest.approx(expected(7)[1])
-    assert_same_numbers(output.predictions, expected(7)[0], tolerance=SINGLE)
-    assert trainer.state.log_history == []
 
 
 class OfGraphs(nn.Module):
@@ -146,16 +133,6 @@ def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> Non
     assert len(trainer.predict(Rows(3), ignore_keys=["hidden", "extra"]).predictions) == (
         3 if joins else 2
     )  # one alone
-
-
-def test_rows_without_labels_have_no_loss(tmp_path: Path) -> None:
-    rows = [{"x": x} for x in Rows(5).x]
-    trainer = make_trainer(tmp_path, parts={"compute_metrics": lambda prediction: {"never": 1}})
-    output = trainer.predict(rows)
-    assert output.label_ids is None
-    assert output.metrics is not None
-    assert not {"test_loss", "test_never"} & output.metrics.keys()
-    assert_same_numbers(output.predictions, expected(5)[0], tolerance=SINGLE)
 
 
 def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
@@ -272,21 +249,6 @@ def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     np.testing.assert_array_equal(predicted.label_ids, Rows(5).labels)
     assert predicted.metrics["test_mse"] == result["eval_mse"]  # type: ignore[index]
     assert trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").predictions is None  # not kept
-
-
-def test_several_sets_are_evaluated_by_name(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, recorder := Recorder(), parts={"eval_dataset": {"few": Rows(3), "many": Rows(7)}})
-    metrics = trainer.evaluate()
-    assert metrics["eval_few_loss"] == pytest.approx(expected(3)[1])
-    assert metrics["eval_many_loss"] == pytest.approx(expected(7)[1])
-    assert "eval_loss" not in metrics
-    assert [set(entry) & {"eval_few_loss", "eval_many_loss"} for entry in trainer.state.log_history] == [
-        {"eval_few_loss"},
-        {"eval_many_loss"},
-    ]
-    assert recorder.events.count("evaluate") == 2
-    given = trainer.evaluate({"other": Rows(2)}, metric_key_prefix="my")
-    assert given["my_other_loss"] == pytest.approx(expected(2)[1])
 
 
 def test_the_mode_of_the_model_tells_an_evaluation_from_training_until_the_next_step(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.overrides import TorchFunctionMode
 
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.huggingface import (
@@ -141,59 +140,6 @@ def test_an_exception_is_raised_and_the_trainer_can_be_used_again(tmp_path: Path
     assert not trainer.is_in_train
     trainer.remove_callback(fails)
     assert trainer.train().global_step == 10
-
-
-class CountingNorms(TorchFunctionMode):
-    """Counts how often gradients are measured; what is put together from numbers does not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = 0
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.norms += getattr(function, "__name__", "") == "_foreach_norm" and all(tensor.dim() for tensor in args[0])
-        return function(*args, **(kwargs or {}))
-
-
-def entries_by_step(trainer: Any) -> dict[int, dict[str, Any]]:
-    return {entry["step"]: entry for entry in trainer.state.log_history if "loss" in entry}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "steps_logged", "norms"),
-    [
-        ({"logging_steps": 3}, [3, 6, 9], 3),
-        ({"logging_steps": 4, "logging_first_step": True}, [1, 4, 8], 3),
-        ({"logging_strategy": "epoch"}, [5, 10], 10),  # which update is an epoch's last one is not known before
-        ({"logging_strategy": "no"}, [], 0),
-        ({"logging_strategy": "no", "logging_first_step": True}, [1], 1),
-    ],
-)
-def test_the_norm_is_computed_if_it_may_be_logged(
-    arguments: dict[str, Any], steps_logged: list[int], norms: int, tmp_path: Path
-) -> None:
-    everywhere = make_trainer(tmp_path, logging_steps=1, max_grad_norm=0)
-    everywhere.train()
-    trainer = make_trainer(tmp_path, max_grad_norm=0, **arguments)
-    with CountingNorms() as counting:
-        trainer.train()
-    entries, expected = entries_by_step(trainer), entries_by_step(everywhere)
-    assert list(entries) == steps_logged
-    assert all(entries[step]["grad_norm"] == expected[step]["grad_norm"] for step in steps_logged)
-    assert counting.norms == norms
-
-
-def test_custom_callbacks_may_request_a_log_at_any_step(tmp_path: Path) -> None:
-    class Asking(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            control.should_log = state.global_step == 2
-
-    trainer = make_trainer(tmp_path, Asking(), max_grad_norm=0, logging_strategy="no")
-    trainer.train()
-    everywhere = make_trainer(tmp_path, logging_steps=1, max_grad_norm=0)
-    everywhere.train()
-    assert list(entries_by_step(trainer)) == [2]
-    assert entries_by_step(trainer)[2]["grad_norm"] == entries_by_step(everywhere)[2]["grad_norm"]
 
 
 def test_nothing_is_logged_twice_after_one_step(tmp_path: Path) -> None:

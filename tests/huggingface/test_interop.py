@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.huggingface import (
-    EarlyStoppingCallback,
     EvalPrediction,
     TensorBoardCallback,
     Trainer,
     TrainerCallback,
 )
-from tests.huggingface.runs import Regression, Rows, StopAt, make_trainer
+from tests.huggingface.runs import Regression, StopAt, make_trainer
 from tests.huggingface.test_reporting import scalars_in, texts_in
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
+from tests.support.states import verify
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
@@ -105,29 +104,6 @@ def test_the_tokenizer_of_the_collator_is_saved(tmp_path: Path) -> None:
         assert transformers.AutoTokenizer.from_pretrained(folder)("the cat") == tiny_tokenizer()("the cat")
 
 
-@pytest.mark.parametrize("kind", [transformers.EarlyStoppingCallback, EarlyStoppingCallback], ids=["theirs", "ours"])
-def test_a_run_is_stopped_early(kind: Any, tmp_path: Path) -> None:
-    values = iter([3.0, 2.0, 2.5, 2.6, 1.0])
-    trainer = make_trainer(
-        tmp_path,
-        kind(early_stopping_patience=2),
-        parts={"compute_metrics": lambda prediction: {"value": next(values)}},
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        metric_for_best_model="value",
-        greater_is_better=False,
-        load_best_model_at_end=True,
-    )
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert trainer.state.best_metric == 2.0
-    assert trainer.state.stateful_callbacks["EarlyStoppingCallback"]["attributes"] == {
-        "early_stopping_patience_counter": 2
-    }
-
-
 @pytest.mark.filterwarnings("ignore:A second TensorBoardCallback was added")  # which is what is wanted here
 def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "theirs"))
@@ -192,28 +168,6 @@ def test_generators_of_transformers_are_restored(tmp_path: Path) -> None:
     run("ours", tmp_path / "ours", Draws(), resume=str(tmp_path / "theirs" / "checkpoint-3"))
     assert len(drawn) == 3
     assert drawn[2] == drawn[1]
-
-
-@pytest.mark.parametrize("kind", ["dicts", "datasets"])
-def test_unknown_columns_are_removed_if_asked_for(kind: str, tmp_path: Path) -> None:
-    seen: list[set[str]] = []
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        seen.append(set(rows[0]))
-        return {name: torch.stack([row[name] for row in rows]) for name in ("x", "labels")}
-
-    rows: Any = [{**Rows(4)[index], "id": index} for index in range(4)]
-    if kind == "datasets":
-        rows = datasets.Dataset.from_list(rows).with_format("torch")
-    for removes in (True, False):
-        trainer = make_trainer(
-            tmp_path,
-            parts={"train_dataset": rows, "data_collator": collate},
-            remove_unused_columns=removes,
-            num_train_epochs=1,
-        )
-        trainer.train()
-    assert seen == [{"x", "labels"}] * 2 + [{"x", "labels", "id"}] * 2
 
 
 @pytest.mark.parametrize("tells", ["column", "inputs"])

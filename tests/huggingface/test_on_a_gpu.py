@@ -9,11 +9,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.huggingface import Trainer
 from tests.huggingface.runs import NoisyRows, Rows, StopAt, make_trainer, without_speed
 from tests.support.processes import REPOSITORY, run_under_torchrun
 from tests.support.resuming import assert_same
+from tests.support.states import verify
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_process_without_a_trainer")]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import huggingface
-from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.huggingface.arguments.fields import OptimizerNames, SchedulerType
 from pytorch_accelerated.huggingface.engine.optimizing import decay_parameter_names, make_schedule
 from tests.huggingface.runs import StopAt, everything, losses, make_trainer
 from tests.support.resuming import assert_same

@@ -12,7 +12,7 @@ import torch
 
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments
 from pytorch_accelerated.huggingface.engine.refusing import READ_BY_SCRIPTS
 from pytorch_accelerated.huggingface.trainer_utils import rotate_checkpoints
 from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer, without_native_parts
@@ -85,24 +85,6 @@ def test_the_group_of_a_parameter_is_found(tmp_path: Path) -> None:
         trainer.get_optimizer_group("linear.scale")
 
 
-def test_the_batches_of_an_update_can_be_read(tmp_path: Path) -> None:
-    def seen_by(kind: type[Any]) -> tuple[type[Any], list[int]]:
-        seen: list[int] = []
-
-        class Reading(kind):  # type: ignore[misc]  # of either library
-            def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-                seen.append(self.current_gradient_accumulation_steps)
-                return super().compute_loss(*args, **kwargs)
-
-        return Reading, seen
-
-    arguments: dict[str, Any] = {"gradient_accumulation_steps": 2}
-    (ours, our_seen), (theirs, their_seen) = seen_by(Trainer), seen_by(transformers.Trainer)
-    run("ours", tmp_path / "ours", kind=ours, **arguments)
-    run("theirs", tmp_path / "theirs", kind=theirs, **arguments)
-    assert our_seen == their_seen == [2, 2, 2, 2, 1] * 2
-
-
 def test_a_loader_is_made_as_scripts_make_theirs(tmp_path: Path) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -160,13 +142,6 @@ def test_other_signatures_are_as_scripts_use_them() -> None:
         "save_total_limit",
         "best_model_checkpoint",
     ]
-
-
-def test_a_state_comes_back_from_json(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    trainer.train()
-    trainer.state.save_to_json(tmp_path / "state.json")
-    assert TrainerState.load_from_json(tmp_path / "state.json") == trainer.state
 
 
 def test_overridden_methods_are_called(tmp_path: Path) -> None:
@@ -241,15 +216,6 @@ def test_methods_that_load_a_checkpoint_may_be_overridden(has_native_parts: bool
     assert (look.bias, look.weight) == (7.0, first.model.linear.weight.tolist())
 
 
-def test_methods_that_load_a_checkpoint_may_be_patched(tmp_path: Path) -> None:
-    make_trainer(tmp_path, StopAt(3)).train()
-    calls: list[str] = []
-    trainer = make_trainer(tmp_path)
-    trainer._load_from_checkpoint = calls.append  # type: ignore[method-assign, assignment]
-    trainer.train(resume_from_checkpoint=True)
-    assert calls == [str(tmp_path / "checkpoint-3")]
-
-
 def test_the_batch_size_of_the_loader_may_be_set(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer._train_batch_size = 5
@@ -270,30 +236,6 @@ def test_a_model_may_be_kept_from_the_number_of_labels(accepts: bool, tmp_path: 
     trainer.model_accepts_loss_kwargs = accepts
     trainer.train()
     assert Noting.told == [{"num_items_in_batch": 2} if accepts else {}] * 5
-
-
-def test_prefixes_may_be_given(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    expected = trainer.evaluate()["eval_loss"]
-    assert trainer.predict(Rows(5)).metrics["test_loss"] == expected  # type: ignore[index]
-    assert trainer.predict(Rows(5), None, "mine").metrics["mine_loss"] == expected  # type: ignore[index]
-    assert trainer.evaluate(metric_key_prefix="mine")["mine_loss"] == expected
-
-
-def test_arguments_may_be_changed_until_the_trainer_is_made(tmp_path: Path) -> None:
-    from tests.huggingface.runs import make_arguments
-
-    args = make_arguments(tmp_path)
-    args.label_names = []
-    args.per_device_eval_batch_size = 2
-    trainer = Trainer(Regression(), args)
-    output = trainer.predict(Rows(3))
-    assert output.label_ids is None
-    expected = trainer.model(Rows(3).x)[0].detach()
-    torch.testing.assert_close(torch.from_numpy(output.predictions[1]), expected, rtol=1e-6, atol=1e-6)
-    args.eval_strategy = "epoch"
-    with pytest.raises(ValueError, match="there is no `eval_dataset`"):
-        Trainer(Regression(), args, train_dataset=Rows(3))
 
 
 def of_both_libraries(make: Any, folder: Path, look: Any, **arguments: Any) -> list[Any]:

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from tests.huggingface.runs import Rows, everything
 from tests.huggingface.test_against_transformers import TRAINED, assert_same_history, run
 from tests.support.reference import assert_same_numbers
 from tests.support.resuming import assert_same
+from tests.support.states import verify
 
 transformers = pytest.importorskip("transformers")
 
@@ -73,24 +73,6 @@ def saves_a_part(base: Any) -> Any:
     return SavesAPart
 
 
-def saves_a_part_itself(base: Any) -> Any:
-    class SavesAPartItself(base):
-        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-            if self.args.should_save:
-                self.model.policy.save_pretrained(output_dir)
-
-    return SavesAPartItself
-
-
-def without_a_state_dict(base: Any) -> Any:
-    class WithoutAStateDict(base):
-        def _save(self, output_dir: str) -> None:
-            self.model.policy.save_pretrained(output_dir)
-            torch.save(self.model.critic.state_dict(), Path(output_dir, "critic.pt"))
-
-    return WithoutAStateDict
-
-
 def the_whole_by_torch(base: Any) -> Any:
     class TheWholeByTorch(base):
         def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
@@ -129,16 +111,6 @@ def averages(base: Any) -> Any:
             self.model = trained
 
     return Averages
-
-
-def into_folders_within(base: Any) -> Any:
-    class IntoFoldersWithin(base):
-        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-            super().save_model(output_dir, _internal_call)
-            self.model.policy.save_pretrained(Path(output_dir, "policy"))
-            Path(output_dir, "a note.txt").write_text("mine")
-
-    return IntoFoldersWithin
 
 
 def nothing(base: Any) -> Any:
@@ -202,12 +174,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], str | None]] = {
         make.__name__: (make, None)
         for make in (
             saves_a_part,
-            saves_a_part_itself,
-            without_a_state_dict,
             the_whole_by_torch,
             in_half_precision,
             averages,
-            into_folders_within,
             nothing,
             first_by_itself,
             without_the_optimizer,

@@ -7,12 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.checkpointing.training_state import save_run
-from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.huggingface import Trainer
-from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint
-from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from tests.huggingface.runs import Regression, StopAt, everything, losses, make_trainer
 from tests.huggingface.test_against_transformers import run, sentences
 from tests.huggingface.texts import tiny_language_model
@@ -64,23 +59,10 @@ def test_a_checkpoint_does_not_hold_the_base(tmp_path: Path) -> None:
     assert size_of(folder) < 4 * 4 * numbers + few_names_and_generators  # twice the adapter, and two moments of it
 
 
-def write_all(self: CheckpointStates, folder: Path, write_files: Any, only_model: bool) -> None:
-    """As checkpoints were written before: the base and the optimizer are in native parts."""
-    staged = begin(folder)
-    write_files(StagedCheckpoint(staged.staging, self.context.holder.model))
-    save_run(self.contents(), staged, {})
-
-
-@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["ln_f"]}], ids=["lora", "and a trained norm"])
-def test_a_resume_is_exact(settings: Any, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_is_exact(settings: Any, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", model=adapted(**settings))
-    with monkeypatch.context() as patch:
-        if is_old:
-            patch.setattr(CheckpointStates, "write_checkpoint", write_all)
-        train(tmp_path / "parts", StopAt(4), model=adapted(**settings))
-    names = {entry.name for entry in read_manifest(tmp_path / "parts" / "checkpoint-4").files}
-    assert ("optimizer.safetensors" in names) == is_old
+    train(tmp_path / "parts", StopAt(4), model=adapted(**settings))
     resumed = train(tmp_path / "parts", resume=True, model=adapted(**settings))
     assert losses(resumed) == losses(whole)
     assert_same(everything(resumed)["model"], everything(whole)["model"])

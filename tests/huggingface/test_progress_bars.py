@@ -22,7 +22,6 @@ from pytorch_accelerated.huggingface.trainer_callback import DefaultFlowCallback
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.progress import bars
 from pytorch_accelerated.progress.bars import BarDisplay
-from pytorch_accelerated.report.reading import read_run
 from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
 
@@ -238,19 +237,14 @@ def test_a_log_history_is_a_run_history(tmp_path: Path) -> None:
 
 
 def test_a_page_shows_a_run_from_its_folder_or_a_checkpoint(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
+    folder, page = tmp_path / "results", tmp_path / "page.html"
     trainer = trained(folder)
-    newest = read_run(folder)
-    assert (newest.name, newest.state["updates"], newest.state["epoch"]) == ("results", 15, 3)
-    older = read_run(folder / "checkpoint-5")
-    assert (older.state["updates"], older.config["logging_steps"]) == (5, 2)
-    trainer.save_state()
-    from_log = read_run(folder)
-    assert from_log.name == "results"
-    assert {each["name"] for each in from_log.metrics} == {"loss", "eval_loss"}
-    page = tmp_path / "page.html"
-    assert main(["compare", str(folder), str(folder / "checkpoint-5"), "--output", str(page)]) == 0
-    assert "checkpoint-5" in page.read_text(encoding="utf-8")
+    for saves_state in (False, True):
+        if saves_state:
+            trainer.save_state()
+        assert main(["compare", str(folder), str(folder / "checkpoint-5"), "--output", str(page)]) == 0
+        text = page.read_text(encoding="utf-8")
+        assert all(word in text for word in ("results", "checkpoint-5", "eval_loss", "logging_steps"))
 
 
 class Spoils(TrainerCallback):

@@ -13,7 +13,7 @@ import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
-from pytorch_accelerated.huggingface.trackers import TensorBoardCallback, tag_of
+from pytorch_accelerated.huggingface.trainer_callback import TensorBoardCallback, tag_of
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, SequentialSampler
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
 from tests.huggingface.runs import everything
@@ -73,45 +73,6 @@ def weighted_classes(base: Any) -> Any:
     return WeightedLoss
 
 
-def focal(base: Any) -> Any:
-    class Focal(base):
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            outputs = model(x=inputs["x"])
-            each = functional.cross_entropy(outputs.logits, inputs["labels"], reduction="none")
-            loss = ((1 - torch.exp(-each)) ** 2 * each).mean()
-            return (loss, {"loss": loss, **outputs}) if return_outputs else loss
-
-    return Focal
-
-
-def distillation(base: Any) -> Any:
-    class Distillation(base):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.teacher = Classifier().eval()
-            with torch.no_grad():
-                self.teacher.head.weight.mul_(-3)
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            student = model(**inputs)
-            self.teacher.to(student["logits"].device)
-            with torch.no_grad():
-                teacher = self.teacher(**inputs)
-            soft = functional.kl_div(
-                functional.log_softmax(student.logits / 2, dim=-1),
-                functional.softmax(teacher.logits / 2, dim=-1),
-                reduction="batchmean",
-            )
-            loss = 0.5 * student.loss + 0.5 * 4 * soft
-            return (loss, student) if return_outputs else loss
-
-    return Distillation
-
-
 def contrastive(base: Any) -> Any:
     class Contrastive(base):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -150,41 +111,6 @@ def without_labels(base: Any) -> Any:
             return self._eval_dataloaders["own"]
 
     return WithoutLabels
-
-
-def two_forwards(base: Any) -> Any:
-    class TwoForwards(base):
-        """R-Drop, with noise that follows from the step."""
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            first = model(**inputs)
-            second = model(x=inputs["x"] * 1.1, labels=inputs["labels"])
-            apart = functional.mse_loss(first.logits, second.logits)
-            loss = (first.loss + second.loss) / 2 + apart
-            return (loss, first) if return_outputs else loss
-
-    return TwoForwards
-
-
-def own_loaders(base: Any) -> Any:
-    class OwnLoaders(base):
-        def get_train_dataloader(self) -> DataLoader[Any]:
-            draw = torch.Generator().manual_seed(3)
-            sampler = WeightedRandomSampler([1.0, 3.0] * 6, num_samples=12, generator=draw)
-            order = list(sampler)
-            picked = torch.utils.data.Subset(self.train_dataset, order)
-            return DataLoader(
-                picked,
-                batch_size=self.args.train_batch_size,
-                sampler=SequentialSampler(picked),
-                collate_fn=self.data_collator,
-            )
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-            dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-            return DataLoader(dataset, batch_size=3, collate_fn=self.data_collator)
-
-    return OwnLoaders
 
 
 def prepared_loaders(base: Any) -> Any:
@@ -249,34 +175,6 @@ def adversarial(base: Any) -> Any:
     return Adversarial
 
 
-def more_logs(base: Any) -> Any:
-    class MoreLogs(base):
-        """Logs parts of the loss beside it."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.parts: list[float] = []
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            loss, outputs = super().compute_loss(
-                model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
-            )
-            penalty = outputs["logits"].pow(2).mean()
-            if model.training:
-                self.parts.append(penalty.item())
-            return (loss + 0.1 * penalty, outputs) if return_outputs else loss + 0.1 * penalty
-
-        def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-            if "loss" in logs and self.parts:
-                logs["penalty"] = float(np.mean(self.parts))
-                self.parts.clear()
-            super().log(logs, *args, **kwargs)
-
-    return MoreLogs
-
-
 def own_evaluation(base: Any) -> Any:
     class OwnEvaluation(base):
         """Adds a metric to an evaluation, and evaluates the training set too."""
@@ -294,21 +192,6 @@ def own_evaluation(base: Any) -> Any:
             return output
 
     return OwnEvaluation
-
-
-def several_tasks(base: Any) -> Any:
-    class SeveralTasks(base):
-        """Chooses the loss by a column that forward does not take."""
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            task = inputs["task"].float()
-            outputs = model(x=inputs["x"])
-            classes = functional.cross_entropy(outputs.logits, inputs["labels"], reduction="none")
-            numbers = (outputs.logits[:, 0] - inputs["labels"]).pow(2)
-            loss = (task * classes + (1 - task) * numbers).mean()
-            return (loss, outputs) if return_outputs else loss
-
-    return SeveralTasks
 
 
 def averaged(base: Any) -> Any:
@@ -344,24 +227,6 @@ def averaged(base: Any) -> Any:
     return Averaged
 
 
-def divides_itself(base: Any) -> Any:
-    class DividesItself(base):
-        """Has a model that takes any keyword, and divides the loss by hand."""
-
-        def __init__(self, model: Any, **kwargs: Any) -> None:
-            model.forward = lambda x, labels=None, **kwargs: type(model).forward(model, x, labels)
-            super().__init__(model, **kwargs)
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            outputs = model(**inputs)
-            loss = outputs.loss / (self.args.gradient_accumulation_steps if model.training else 1)
-            return (loss, outputs) if return_outputs else loss
-
-    return DividesItself
-
-
 def ends_epochs(base: Any) -> Any:
     class EndsEpochs(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -385,24 +250,8 @@ def smooths_labels(base: Any) -> Any:
     return SmoothsLabels
 
 
-def metrics_by_batch(base: Any) -> Any:
-    class MetricsByBatch(base):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "compute_metrics": self.count})
-            self.right = self.rows = 0
-
-        def count(self, prediction: Any, compute_result: bool) -> dict[str, float]:
-            self.right += int((prediction.predictions[0].argmax(-1) == prediction.label_ids).sum())
-            self.rows += len(prediction.label_ids)
-            return {"accuracy": self.right / self.rows} if compute_result else {}
-
-    return MetricsByBatch
-
-
 SUBCLASSES: dict[Callable[[Any], Any], dict[str, Any]] = {
-    weighted_classes: {},
-    focal: {"gradient_accumulation_steps": 2},
-    distillation: {"max_grad_norm": 0.1},
+    weighted_classes: {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
     contrastive: {"remove_unused_columns": False, "columns": {"other": lambda draw: torch.randn(4, generator=draw)}},
     without_labels: {
         "label_names": [],
@@ -410,25 +259,16 @@ SUBCLASSES: dict[Callable[[Any], Any], dict[str, Any]] = {
         "dataloader_persistent_workers": True,
         "remove_unused_columns": False,
     },
-    two_forwards: {},
-    own_loaders: {},
     prepared_loaders: {"save_strategy": "steps", "save_steps": 2},
     own_optimizer: {},
     own_groups: {},
     adversarial: {},
-    more_logs: {"logging_steps": 2},
     own_evaluation: {},
     averaged: {},
-    divides_itself: {"gradient_accumulation_steps": 2},
     ends_epochs: {"save_strategy": "epoch"},
     smooths_labels: {
         "label_smoothing_factor": 0.1,
         "accelerator_config": {"split_batches": False, "even_batches": True},
-    },
-    metrics_by_batch: {"batch_eval_metrics": True},
-    several_tasks: {
-        "remove_unused_columns": False,
-        "columns": {"task": lambda draw: torch.randint(2, (), generator=draw)},
     },
 }
 

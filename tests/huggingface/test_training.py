@@ -13,7 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.huggingface import Trainer, TrainOutput
 from pytorch_accelerated.huggingface.trainer_utils import MemoryMeter, enable_full_determinism, speed_metrics
-from tests.huggingface.runs import Regression, Rows, Stream, losses, make_trainer
+from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 
 
 def bare_loop(batches: list[list[int]], *, lr: float = 0.1, steps: int | None = None) -> tuple[nn.Module, list[float]]:
@@ -69,29 +69,6 @@ def test_the_number_of_steps(arguments: dict[str, Any], steps: int, epoch: float
     assert trainer.state.epoch == pytest.approx(epoch)
     assert trainer.state.num_train_epochs == epochs
     assert len(losses(trainer)) == steps
-
-
-def test_a_custom_loader_may_be_any_iterable(tmp_path: Path) -> None:
-    class OwnLoader(Trainer):
-        def get_train_dataloader(self) -> Any:
-            rows = Rows(10)
-            return [{"x": rows.x[group], "labels": rows.labels[group]} for group in groups(2)]
-
-    own = make_trainer(tmp_path, kind=OwnLoader)
-    own.train()
-    usual = make_trainer(tmp_path)
-    usual.train()
-    assert losses(own) == losses(usual)
-
-
-def test_a_stream_is_read_again_until_max_steps(tmp_path: Path) -> None:
-    streamed = make_trainer(tmp_path, parts={"train_dataset": Stream(10)}, max_steps=7)
-    assert type(streamed.get_train_dataloader()) is torch.utils.data.DataLoader
-    streamed.train()
-    sized = make_trainer(tmp_path, max_steps=7)
-    sized.train()
-    assert losses(streamed) == losses(sized)
-    assert streamed.state.epoch == pytest.approx(1 + 2 / 7)
 
 
 def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) -> None:
@@ -162,19 +139,6 @@ def test_model_init_makes_every_training_the_same(tmp_path: Path) -> None:
     trainer.args.seed = 7
     trainer.train()
     assert losses(trainer) != first
-
-
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    def run(seed: int) -> list[float]:
-        torch.manual_seed(seed + 100)
-        trainer = make_trainer(
-            tmp_path, parts={"model": Regression(dropout=0.5)}, seed=seed, train_sampling_strategy="random"
-        )
-        trainer.train()
-        return losses(trainer)
-
-    assert run(3) == run(3)
-    assert run(3) != run(4)
 
 
 def test_the_order_of_rows_follows_from_the_data_seed(tmp_path: Path) -> None:
@@ -264,11 +228,3 @@ def test_full_determinism_seeds_and_refuses_other_algorithms() -> None:
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] in (":16:8", ":4096:8")
     enable_full_determinism(3, warn_only=True)
     assert torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-@pytest.mark.usefixtures("_settings_as_before")
-def test_the_argument_asks_for_it(tmp_path: Path) -> None:
-    make_trainer(tmp_path)
-    assert not torch.are_deterministic_algorithms_enabled()
-    make_trainer(tmp_path, full_determinism=True)
-    assert torch.are_deterministic_algorithms_enabled()

@@ -55,7 +55,7 @@ own_group = usual._engine._ranks.group
 for group in (dist.group.WORLD, own_group):
     backend: Any = group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     assert backend.options._timeout == timedelta(seconds=77), backend.options._timeout
-with pytest.raises(ConfigurationError, match="`ddp_backend` is 'nccl', but the processes have used gloo"):
+with pytest.raises(ConfigurationError, match="`ddp_backend` is 'nccl', but the processes use gloo"):
     make_trainer(folder, ddp_backend="nccl")
 
 # DistributedDataParallel is told what the arguments say, and the numbers are the same.
@@ -111,7 +111,7 @@ with args.main_process_first():
 for setting in ("split_batches", "dispatch_batches"):
     with pytest.raises(ConfigurationError, match=f"`accelerator_config` has {setting}: True"):
         make_trainer(folder, accelerator_config={setting: True})
-with pytest.raises(ConfigurationError, match="`auto_find_batch_size` is True, but while one of several"):
+with pytest.raises(ConfigurationError, match="`auto_find_batch_size` is for one process"):
     make_trainer(folder, auto_find_batch_size=True)
 
 # Of two ranks the first one writes: each passes a different name and looks for both.

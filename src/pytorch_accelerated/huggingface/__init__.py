@@ -1,8 +1,7 @@
 """The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
 
 from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy, SchedulerType
-from pytorch_accelerated.huggingface.collating import default_data_collator
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     ExportableState,
@@ -10,7 +9,7 @@ from pytorch_accelerated.huggingface.events import (
     TrainerControl,
     TrainerState,
 )
-from pytorch_accelerated.huggingface.trackers import TensorBoardCallback
+from pytorch_accelerated.huggingface.knowledge import default_data_collator
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.trainer_callback import (
     DEFAULT_CALLBACKS,
@@ -19,6 +18,7 @@ from pytorch_accelerated.huggingface.trainer_callback import (
     LossSpikeCallback,
     PrinterCallback,
     ProgressCallback,
+    TensorBoardCallback,
 )
 from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from pytorch_accelerated.huggingface.trainer_utils import (

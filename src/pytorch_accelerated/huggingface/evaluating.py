@@ -1,18 +1,27 @@
-"""Passes over an evaluation set: results of batches, and the metrics computed from them."""
+"""Passes over an evaluation set, and the metrics computed from them; metrics for people: tables, files, model cards."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import json
+import math
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, EvalPrediction
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING, PaddedRows, as_objects
 from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.progress.text import printable
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trees import count_rows, map_leaves
 
@@ -40,6 +49,7 @@ class EvaluatedBatch:
     of_all: EvaluatedBatch | None = None
 
 
+@dataclasses.dataclass
 class EvaluationCollector:
     """Collects the batches of a pass for the native loop. `finish` gives all processes the same output.
 
@@ -47,29 +57,20 @@ class EvaluationCollector:
     rows of predictions that are integers.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        args: TrainingArguments,
-        *,
-        prediction_loss_only: bool,
-        compute_metrics: ComputeMetrics | None,
-        prefix: str,
-        keeps_rows: bool = True,
-        prediction_padding: int = PADDING,
-    ) -> None:
-        self._ranks = ranks
-        self._prediction_loss_only = prediction_loss_only
-        self._compute_metrics = compute_metrics
-        self._prefix = prefix
-        self._keeps_losses = "loss" in args.include_for_metrics
-        self._keeps_rows = keeps_rows
-        self._computes_by_batch = args.batch_eval_metrics and compute_metrics is not None
+    ranks: Ranks
+    args: TrainingArguments
+    prediction_loss_only: bool
+    compute_metrics: ComputeMetrics | None
+    prefix: str
+    keeps_rows: bool = True
+    prediction_padding: int = PADDING
+
+    def __post_init__(self) -> None:
+        self._computes_by_batch = self.args.batch_eval_metrics and self.compute_metrics is not None
         self._losses = LossTracker()
-        self._number_of_losses = 0
-        self._num_samples = 0
-        paddings = {"predictions": prediction_padding}
-        self._rows = PaddedRows(ranks, joins=args.eval_do_concat_batches, paddings=paddings)
+        self._number_of_losses = self._num_samples = 0
+        paddings = {"predictions": self.prediction_padding}
+        self._rows = PaddedRows(self.ranks, joins=self.args.eval_do_concat_batches, paddings=paddings)
         self._waiting: EvalPrediction | None = None  # the last batch must be known as such
 
     def add(self, start: int, batch: EvaluatedBatch, samples: int | None = None) -> None:
@@ -79,9 +80,9 @@ class EvaluationCollector:
             self._number_of_losses += 1
             if self._number_of_losses % _LOSSES_AT_ONCE == 0:
                 self._losses.read()
-        if self._prediction_loss_only:
+        if self.prediction_loss_only:
             return
-        if self._keeps_rows:
+        if self.keeps_rows:
             rows = self._rows_of(batch)
             self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
         if self._computes_by_batch and batch.logits is not None and batch.labels is not None:
@@ -89,18 +90,18 @@ class EvaluationCollector:
             self._waiting = EvalPrediction(**self._rows_of(batch.of_all or batch))
 
     def _rows_of(self, batch: EvaluatedBatch) -> dict[str, Any]:
-        losses = batch.loss.expand(batch.size) if self._keeps_losses and batch.loss is not None else None
+        keeps_losses = "loss" in self.args.include_for_metrics and batch.loss is not None
+        losses = batch.loss.expand(batch.size) if keeps_losses else None
         return {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs, "losses": losses}
 
     def finish(self) -> EvalLoopOutput:
         """Join the rows and compute the metrics. Must be called by all ranks."""
-        total, count, num_samples = self._ranks.sum(
-            [self._losses.total_loss, self._losses.running_count, self._num_samples]
-        )
+        losses = self._losses
+        total, count, num_samples = self.ranks.sum([losses.total_loss, losses.running_count, self._num_samples])
         rows = self._rows.finish() or {}
         metrics = {"loss": total / count, **self._metrics(rows)} if count else self._metrics(rows)
         metrics = {
-            name if name.startswith(f"{self._prefix}_") else f"{self._prefix}_{name}": value
+            name if name.startswith(f"{self.prefix}_") else f"{self.prefix}_{name}": value
             for name, value in metrics.items()
         }
         return EvalLoopOutput(rows.get("predictions"), rows.get("label_ids"), metrics, int(num_samples))
@@ -109,23 +110,23 @@ class EvaluationCollector:
         """Do nothing: nothing is left anywhere."""
 
     def _metrics(self, rows: dict[str, Any]) -> dict[str, Any]:
-        if self._compute_metrics is None:
+        if self.compute_metrics is None:
             return {}
         if self._computes_by_batch:
             # The first rank has had rows in each round.
-            metrics: dict[str, Any] = self._ranks.from_first(plain_metrics(self._compute_waiting(compute_result=True)))
+            metrics: dict[str, Any] = self.ranks.from_first(plain_metrics(self._compute_waiting(compute_result=True)))
             return metrics
         if "predictions" not in rows or "label_ids" not in rows:
             return {}
         extras = {name: rows[name] for name in ("inputs", "losses") if name in rows}
-        return plain_metrics(self._compute_metrics(EvalPrediction(rows["predictions"], rows["label_ids"], **extras)))
+        return plain_metrics(self.compute_metrics(EvalPrediction(rows["predictions"], rows["label_ids"], **extras)))
 
     def _compute_waiting(self, *, compute_result: bool) -> Any:
         """Call `compute_metrics` for the batch that waits, if there is one."""
         prediction, self._waiting = self._waiting, None
-        if prediction is None or self._compute_metrics is None:
+        if prediction is None or self.compute_metrics is None:
             return {}
-        return self._compute_metrics(prediction, compute_result=compute_result)
+        return self.compute_metrics(prediction, compute_result=compute_result)
 
 
 def rows_in(batch: Any) -> int:
@@ -134,9 +135,7 @@ def rows_in(batch: Any) -> int:
     if size is None and isinstance(batch, Mapping):
         size = next((len(value) for value in batch.values() if isinstance(value, (list, tuple))), None)
     if size is None:
-        raise DataError(
-            f"A batch is a {type(batch).__name__} without a tensor or a list in it, so its number of rows is unknown."
-        )
+        raise DataError(f"A batch is a {type(batch).__name__} without a tensor or a list, so its size is unknown.")
     return size
 
 
@@ -183,9 +182,7 @@ def detached(outputs: Any) -> Any:
 def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Metrics that must be a dict with strings as names, with numbers and lists in place of arrays and tensors."""
     if not isinstance(metrics, Mapping):
-        raise HookOutputError(
-            f"`compute_metrics` returned {metrics!r:.100}. Return a dict, for example {{'accuracy': 0.9}}."
-        )
+        raise HookOutputError(f"`compute_metrics` returned {metrics!r:.100}. Return a dict: {{'accuracy': 0.9}}.")
     return {name: map_leaves(_plain, value) for name, value in metrics.items()}
 
 
@@ -195,3 +192,144 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.item() if value.size == 1 else value.tolist()
     return value
+
+
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals.
+
+    >>> formatted({"train_runtime": 3723.456, "train_mem_cpu_alloc_delta": 5_000_000, "train_loss": 0.123456})
+    {'train_runtime': '1:02:03.45', 'train_mem_cpu_alloc_delta': '4MB', 'train_loss': 0.1235}
+    """
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def as_table(split: str, metrics: Mapping[str, Any]) -> str:
+    """A table of metrics, sorted by name, with the split as its heading."""
+    readable = {printable(name): value for name, value in formatted(metrics).items()}
+    name_width = max(map(len, readable), default=0)
+    value_width = max((len(str(value)) for value in readable.values()), default=0)
+    rows = [f"  {name:<{name_width}} = {value!s:>{value_width}}" for name, value in sorted(readable.items())]
+    return "\n".join([f"***** {split} metrics *****", *rows])
+
+
+def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write metrics to ``<split>_results.json``, and if `combined`, add them to ``all_results.json``. One rank.
+
+    Raises:
+        TypeError: if JSON cannot hold a metric; nothing is written then.
+        CheckpointError: if the disk refuses.
+    """
+    _write(folder / f"{split}_results.json", metrics)
+    if combined:
+        path = folder / "all_results.json"
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        _write(path, {**earlier, **metrics})
+
+
+def _readable(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return value
+    if "_runtime" in name:
+        seconds, fraction = divmod(value, 1)
+        return f"{timedelta(seconds=seconds)}.{int(fraction * 100):02d}"
+    if "_mem_" in name:
+        return f"{int(value) >> 20}MB"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _write(path: Path, metrics: Mapping[str, Any]) -> None:
+    # Python writes and reads metrics that are not finite as NaN and Infinity.
+    write_whole(path, [json.dumps(dict(metrics), indent=4, sort_keys=True).encode()])
+
+
+CARD_NAME = "README.md"
+_PACKAGE = __name__.partition(".")[0]
+_PACKAGES = (_PACKAGE, "torch", "accelerate", "transformers", "datasets", "tokenizers")
+_OF_ONE_MACHINE = ("output_dir", "logging_dir", "resume_from_checkpoint")
+_NO_METRICS = ("_runtime", "_per_second", "_preparation_time", "_delta", "epoch")
+
+
+def model_card(
+    model: Any,
+    args: TrainingArguments,
+    log_history: Sequence[Mapping[str, Any]],
+    *,
+    name: str | None = None,
+    tasks: str | Sequence[str] | None = None,
+    datasets: str | Sequence[str] | None = None,
+    dataset_tags: str | Sequence[str] | None = None,
+    dataset_args: str | Sequence[str] | None = None,
+    **metadata: Any,
+) -> str:
+    """A page in Markdown, with a header for the hub that also has the `metadata` that are not None.
+
+    It lists the arguments that differ from the defaults, except folders, and the last logged value of each name. See
+    `Trainer.create_model_card` for the others.
+    """
+    name = name or Path(args.output_dir or ".").resolve().name
+    last = {key: value for entry in log_history for key, value in entry.items()}
+    head = {
+        **metadata,
+        "tags": _listed(metadata.get("tags")),
+        "pipeline_tag": next(iter(_listed(tasks) or []), None),
+        "datasets": _listed(dataset_tags),
+        "model-index": [{"name": name, "results": list(_results(tasks, datasets, dataset_tags, dataset_args, last))}],
+    }
+    defaults = TrainingArguments().to_dict()
+    given = {
+        key: value
+        for key, value in args.to_dict().items()
+        if key not in _OF_ONE_MACHINE and (key not in defaults or defaults[key] != value)
+    }
+    versions = {each: sys.modules[each].__version__ for each in _PACKAGES if each in sys.modules}
+    parts: dict[str, Mapping[str, Any]] = {
+        "Last logged values": formatted(last),
+        "Arguments that differ from the defaults": given,
+        "Versions": {"Python": platform.python_version(), **versions},
+    }
+    size = sum(parameter.numel() for parameter in model.parameters())
+    lines = [
+        "---",
+        # A line of JSON is also YAML.
+        *(f"{key}: {_json(value)}" for key, value in head.items() if value is not None),
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"`{type(model).__name__}` with {size:,} parameters, trained with {_PACKAGE} on {args.world_size} process(es).",
+    ]
+    for title, values in parts.items():
+        if values:
+            lines += ["", f"## {title}", "", *(f"- `{key}`: {_json(value)}" for key, value in values.items())]
+    return "\n".join([*lines, ""])
+
+
+def _results(tasks: Any, datasets: Any, tags: Any, arguments: Any, last: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The metrics of the last evaluation, for each pair of a task and a dataset."""
+    values = {
+        key.removeprefix("eval_"): value
+        for key, value in last.items()
+        if key.startswith("eval_") and not key.endswith(_NO_METRICS) and _is_finite(value)
+    }
+    metrics = [{"name": key.replace("_", " "), "type": key, "value": value} for key, value in values.items()]
+    names, tags, arguments = (_listed(each) or [] for each in (datasets or tags, tags, arguments))
+    for task in _listed(tasks) or [] if metrics else []:
+        for index, name in enumerate(names):
+            dataset = {"name": name, "type": tags[index] if index < len(tags) else name}
+            if index < len(arguments):
+                dataset["args"] = arguments[index]
+            yield {"task": {"name": task, "type": task}, "dataset": dataset, "metrics": metrics}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _listed(value: str | Sequence[str] | None) -> list[str] | None:
+    return [value] if isinstance(value, str) else None if value is None else list(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

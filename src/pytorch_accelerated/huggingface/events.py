@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing.disk import explained_reading
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.processes.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -138,21 +138,9 @@ class TrainerState:
         try:
             with explained_reading(Path(json_path)):
                 content = json.loads(Path(json_path).read_text(encoding="utf-8"))
-            state = cls(**content)
-            amounts = {name: content[name] for name in ("epoch", "global_step")}
-            amounts |= {name: getattr(state, name) or 0 for name in ("num_input_tokens_seen", "best_global_step")}
-            for name, amount in amounts.items():
-                if not 0 <= amount <= sys.maxsize:
-                    raise ValueError(f"{name!r} is {amount!r}")
-            if state.global_step > state.max_steps > 0:
-                raise ValueError(f"'global_step' is {state.global_step}, but 'max_steps' is {state.max_steps}")
-            if not all(isinstance(entry, dict) for entry in content["log_history"]):
-                raise ValueError("'log_history' is no list of objects")
+            return cls(**{**content, "global_step": int(content["global_step"])})
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidCheckpointError(
-                f"{json_path} is not a trainer state: {str(error):.500}. Use another checkpoint."
-            ) from error
-        return state
+            raise InvalidCheckpointError(f"{json_path} is not a trainer state: {str(error):.500}.") from error
 
 
 def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
@@ -251,19 +239,10 @@ _CLEARED_AT = {
     "on_evaluate": ("should_evaluate",),
     "on_log": ("should_log",),
 }
+# The attributes of `CallbackHandler` that every callback gets.
+_HANDED_OVER = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 # The values of an event that `CallbackHandler` may be given by position.
 _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
-
-
-def _fires(event: str) -> Callable[..., Any]:
-    """The method of `CallbackHandler` for `event`."""
-
-    def method(self: CallbackHandler, args: Any, state: Any, control: Any, *values: Any, **named: Any) -> Any:
-        positional = dict(zip([_VALUES[event]] if event in _VALUES else [], values, strict=True))
-        return self.fire(event, args, state, control, **positional, **named)
-
-    method.__name__, method.__doc__ = event, getattr(TrainerCallback, event).__doc__
-    return method
 
 
 class CallbackHandler(EventHandler):
@@ -335,64 +314,45 @@ class CallbackHandler(EventHandler):
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Call all callbacks in their order, and return the control that they leave."""
         for method in self._methods_now(event):
-            result = method(
-                args,
-                state,
-                control,
-                model=self.model,
-                processing_class=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
-                **kwargs,
-            )
+            parts = {name: getattr(self, name) for name in _HANDED_OVER}
+            result = method(args, state, control, **parts, **kwargs)
             if result is not None:
                 control = result
         return control
 
-    def fire(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Do what the method named like `event` does: clear flags of the control, then `call_event`."""
+    def fire(self, event: str, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+        """Do what the method named like `event` does: clear flags of the control, then `call_event`.
+
+        Args:
+            event, args, state, control, kwargs: as there.
+            values: the metrics or the logs of an event that has them, for which scripts give no name.
+        """
+        kwargs.update(zip([_VALUES[event]] if values else [], values, strict=True))
         for flag in _CLEARED_AT.get(event, ()):
             setattr(control, flag, False)
         return self.call_event(event, args, state, control, **kwargs)
 
-    on_init_end = _fires("on_init_end")
-    on_train_begin = _fires("on_train_begin")
-    on_train_end = _fires("on_train_end")
-    on_epoch_begin = _fires("on_epoch_begin")
-    on_epoch_end = _fires("on_epoch_end")
-    on_step_begin = _fires("on_step_begin")
-    on_substep_end = _fires("on_substep_end")
-    on_pre_optimizer_step = _fires("on_pre_optimizer_step")
-    on_optimizer_step = _fires("on_optimizer_step")
-    on_step_end = _fires("on_step_end")
-    on_prediction_step = _fires("on_prediction_step")
-    on_evaluate = _fires("on_evaluate")
-    on_predict = _fires("on_predict")
-    on_save = _fires("on_save")
-    on_log = _fires("on_log")
-    on_push_begin = _fires("on_push_begin")
+    if TYPE_CHECKING:  # the methods of the events
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     def _accepts(self, callback: Any) -> bool:
         """Refuse native callbacks; warn about a second one of a class, and about methods named almost like an event."""
         kind = type(callback)
         if isinstance(callback, NativeCallback):
             raise ArgumentTypeError(
-                f"{kind.__name__} is a callback of pytorch_accelerated.Trainer, and this trainer calls callbacks with "
-                "`args, state, control`. Use one of pytorch_accelerated.huggingface, or arguments such as `report_to`."
+                f"{kind.__name__} is a callback of pytorch_accelerated.Trainer. Use one of "
+                "pytorch_accelerated.huggingface, or arguments such as `report_to`."
             )
         if any(_job(type(other)) == _job(kind) for other in self.callbacks):
-            warnings.warn(
+            warn(
                 f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
                 f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want.",
-                stacklevel=stacklevel_of_user(),
             )
         for name, hint in self._unknown_events(callback, cutoff=0.85):
             if hint:  # names that are less alike are nobody's mistake
-                warnings.warn(
+                warn(
                     f"{kind.__name__}.{name} will never be called: no event has that name.{hint}",
-                    stacklevel=stacklevel_of_user(),
                 )
         return True
 
@@ -416,6 +376,10 @@ class CallbackHandler(EventHandler):
             self._known_callbacks = list(self._callbacks)
             self._agrees = any(map(needs_agreement, self._callbacks))
             self._forget_methods()
+
+
+for _event in EVENTS:  # each is also a method, which scripts call
+    setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.fire, _event))
 
 
 def is_ours(part: Any) -> bool:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.huggingface import collating, knowledge
+from pytorch_accelerated.huggingface import knowledge
 from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
-from pytorch_accelerated.huggingface.arguments.strategies import SamplingStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
 from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
@@ -210,10 +210,7 @@ class TrainerHooks:
         for group in groups:
             if any(one is wanted for one in group["params"]):
                 return group
-        raise ConfigurationError(
-            f"{param!r:.100} is in no group of the optimizer. Give a parameter of the model, or its name; frozen ones "
-            "are in none."
-        )
+        raise ConfigurationError(f"{param!r:.100} is in no group of the optimizer, or is no parameter of the model.")
 
     def get_num_trainable_parameters(self) -> int:
         """The number of trainable numbers in the model."""
@@ -223,7 +220,7 @@ class TrainerHooks:
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The loader of a training run, with all rows: the engine distributes them over the processes."""
-        collating.refuse_missing(self.train_dataset, "train on", "train_dataset")
+        knowledge.refuse_missing(self.train_dataset, "train on", "train_dataset")
         return self._get_dataloader(
             self.train_dataset,
             "Training",
@@ -241,7 +238,7 @@ class TrainerHooks:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             dataset = self.eval_dataset[eval_dataset]
-        collating.refuse_missing(dataset, "evaluate", "eval_dataset")
+        knowledge.refuse_missing(dataset, "evaluate", "eval_dataset")
         if not self.args.dataloader_persistent_workers:
             return self.get_test_dataloader(dataset)
         kept = self._eval_dataloaders
@@ -255,7 +252,7 @@ class TrainerHooks:
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """The loader of a prediction: every row once, in order."""
         if test_dataset is None:
-            collating.refuse_missing(test_dataset, "predict", "test_dataset")
+            knowledge.refuse_missing(test_dataset, "predict", "test_dataset")
         return self._get_dataloader(
             test_dataset, "Evaluation", self.args.eval_batch_size, sampler_fn=self._get_eval_sampler
         )
@@ -268,10 +265,10 @@ class TrainerHooks:
         if self.args.train_sampling_strategy == SamplingStrategy.SEQUENTIAL:
             return SequentialSampler(dataset)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
-            lengths = collating.row_lengths(
+            lengths = knowledge.row_lengths(
                 dataset, self.args.length_column_name, knowledge.main_input_name(self.model)
             )
-            return collating.LengthGroupedSampler(
+            return knowledge.LengthGroupedSampler(
                 lengths, self._train_batch_size * self.args.gradient_accumulation_steps
             )
         return RandomSampler(dataset)
@@ -304,10 +301,8 @@ class TrainerHooks:
             collator = self._get_collator_with_removed_columns(collator, description)
         is_stream = isinstance(used, IterableDataset)
         if not is_stream and not hasattr(used, "__getitem__"):
-            raise DataError(
-                f"A dataset is a {type(used).__name__}, which has no rows by number. Make a list of it, or an "
-                "`IterableDataset`."
-            )
+            kind = type(used).__name__
+            raise DataError(f"A {kind} has no rows by number. Make a list of it, or an `IterableDataset`.")
         of_rows: dict[str, Any] = {}
         if not is_stream:
             drops = is_training and args.dataloader_drop_last  # in an evaluation no row is left out of a metric
@@ -329,21 +324,21 @@ class TrainerHooks:
     def _set_signature_columns_if_needed(self) -> None:
         """Set ``_signature_columns``, the columns to keep. Override it to keep others."""
         if self._signature_columns is None:
-            self._signature_columns = collating.signature_columns(self.model, self.label_names)
+            self._signature_columns = knowledge.signature_columns(self.model, self.label_names)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """`dataset` without the columns that the model does not take, if it is one of `datasets`."""
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
-        return collating.without_unused_columns(dataset, self._signature_columns or ())
+        return knowledge.without_unused_columns(dataset, self._signature_columns or ())
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """`data_collator`, with the columns removed that the model does not take."""
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        return collating.RemoveColumnsCollator(data_collator, self._signature_columns or ())
+        return knowledge.RemoveColumnsCollator(data_collator, self._signature_columns or ())
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """The rows of an update, over all processes."""

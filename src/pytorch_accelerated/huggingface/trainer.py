@@ -22,7 +22,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface import collating, evaluating, knowledge, results
+from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.checkpoints import restoring, saving
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
@@ -38,8 +38,12 @@ from pytorch_accelerated.huggingface.events import (
     states_of_callbacks,
 )
 from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
-from pytorch_accelerated.huggingface.trackers import reporting_callbacks
-from pytorch_accelerated.huggingface.trainer_callback import DEFAULT_CALLBACKS, PrinterCallback, ProgressCallback
+from pytorch_accelerated.huggingface.trainer_callback import (
+    DEFAULT_CALLBACKS,
+    PrinterCallback,
+    ProgressCallback,
+    reporting_callbacks,
+)
 from pytorch_accelerated.huggingface.trainer_utils import (
     EvalLoopOutput,
     MemoryMeter,
@@ -119,13 +123,8 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        complaints = refusing.complaints_about_parts(
-            args,
-            model=model,
-            model_init=model_init,
-            optimizers=optimizers,
-            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-        )
+        parts = model, model_init, optimizers, optimizer_cls_and_kwargs
+        complaints = refusing.complaints_about_parts(args, *parts)
         args.check()
         refusing.refuse_hooks_that_do_not_exist(type(self))
         parallel.refuse_processes(args)
@@ -134,10 +133,7 @@ class Trainer(TrainerHooks):
         meter = MemoryMeter("init", is_on=not args.skip_memory_metrics)
         parallel.seed_run(args)
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
-            complaints.append(
-                f"`predict_with_generate` is True, but a {type(self).__name__} predicts what the model's forward "
-                "returns: use Seq2SeqTrainer, or override `prediction_step`"
-            )
+            complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
         if train_dataset is not None:
             complaints += _complaints_about_data(self, args, train_dataset, eval_dataset)
         refusing.refuse(complaints)
@@ -151,7 +147,7 @@ class Trainer(TrainerHooks):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         if data_collator is None:
             pads = callable(getattr(processing_class, "pad", None))
-            data_collator = collating.PaddingCollator(processing_class) if pads else collating.default_data_collator
+            data_collator = knowledge.PaddingCollator(processing_class) if pads else knowledge.default_data_collator
         self.data_collator = data_collator
         self._train_batch_size = args.train_batch_size
         self._eval_dataloaders = {}
@@ -159,7 +155,7 @@ class Trainer(TrainerHooks):
         self.label_smoother = knowledge.make_label_smoother(args.label_smoothing_factor, self.model)
         names = args.label_names
         if names is None:
-            names = collating.find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
+            names = knowledge.find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
         self.label_names = list(names)
         self.model_accepts_loss_kwargs = knowledge.accepts_loss_kwargs(self.model)
         self.can_return_loss = knowledge.returns_loss_by_itself(self.model)
@@ -172,13 +168,8 @@ class Trainer(TrainerHooks):
         self.control = TrainerControl()
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
         reporters = reporting_callbacks(self.args.report_to)  # type: ignore[arg-type]  # a list by now
-        self.callback_handler = CallbackHandler(
-            [*DEFAULT_CALLBACKS, *reporters, *(callbacks or ()), shown_by],
-            self.model,
-            processing_class,
-            self.optimizer,
-            self.lr_scheduler,
-        )
+        every = [*DEFAULT_CALLBACKS, *reporters, *(callbacks or ()), shown_by]
+        self.callback_handler = CallbackHandler(every, self.model, processing_class, *optimizers)
         is_placed = args.place_model_on_device
         is_cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or knowledge.has_own_place(self.model)
         self.place_model_on_device = not is_cut if is_placed is None else is_placed
@@ -253,7 +244,7 @@ class Trainer(TrainerHooks):
                     load_best_model=self._load_best_model,
                     load_callback_state=self._load_callback_state,
                 ),
-                collating.BatchCounter(
+                knowledge.BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
                     input_name=knowledge.main_input_name(self.model),
@@ -308,7 +299,7 @@ class Trainer(TrainerHooks):
         counts = [self.count_items(batch) for batch in batches] if self.counts_items else [None]
         own, unknown = sum(int(count or 0) for count in counts), None in counts
         everyones, is_unknown = self._engine.ranks.sum([own, unknown])
-        return batches, None if is_unknown else collating.items_of_update(own, int(everyones), self.args)
+        return batches, None if is_unknown else knowledge.items_of_update(own, int(everyones), self.args)
 
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
@@ -343,7 +334,7 @@ class Trainer(TrainerHooks):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
             if not dataset:
-                collating.refuse_missing(dataset, "evaluate", "eval_dataset")
+                knowledge.refuse_missing(dataset, "evaluate", "eval_dataset")
             several = [
                 self.evaluate(
                     each if eval_dataset is not None else name,
@@ -508,9 +499,9 @@ class Trainer(TrainerHooks):
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
         if self.is_world_process_zero():
-            self._engine.print(results.as_table(split, metrics))
+            self._engine.print(evaluating.as_table(split, metrics))
 
-    metrics_format = staticmethod(results.formatted)
+    metrics_format = staticmethod(evaluating.formatted)
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics to ``<split>_results.json`` in ``args.output_dir``, on the first process.
@@ -522,7 +513,7 @@ class Trainer(TrainerHooks):
             CheckpointError: if the disk refuses.
         """
         if self.is_world_process_zero():
-            results.save_results(output_dir_of(self.args), split, metrics, combined=combined)
+            evaluating.save_results(output_dir_of(self.args), split, metrics, combined=combined)
 
     def create_model_card(
         self,
@@ -554,7 +545,7 @@ class Trainer(TrainerHooks):
         """
         if not self.is_world_process_zero():
             return
-        card = results.model_card(
+        card = evaluating.model_card(
             self.model,
             self.args,
             self.state.log_history,
@@ -568,7 +559,7 @@ class Trainer(TrainerHooks):
             tags=tags,
             base_model=finetuned_from,
         )
-        saving.write_whole(output_dir_of(self.args) / results.CARD_NAME, [card.encode()])
+        saving.write_whole(output_dir_of(self.args) / evaluating.CARD_NAME, [card.encode()])
 
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
@@ -757,6 +748,5 @@ def _warn_without_metrics(trainer: Trainer, output: EvalLoopOutput, prefix: str)
         warn_user(
             engine.ranks,
             "`compute_metrics` was not called, because there were no predictions or no labels: not all rows have the "
-            f"labels {', '.join(map(repr, trainer.label_names)) or '(none is known)'}. Name them in `label_names` of "
-            "the arguments; with remove_unused_columns=True other columns are taken out of the rows.",
+            f"labels {', '.join(map(repr, trainer.label_names)) or '(none is known)'}. Name them in `label_names`.",
         )

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
+import os
+import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
+from pytorch_accelerated.callbacks.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 from pytorch_accelerated.callbacks.watching import best_facts, with_mark
 from pytorch_accelerated.errors import CallbackSetupError
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
 from pytorch_accelerated.huggingface.events import ExportableState as ExportableState
 from pytorch_accelerated.huggingface.events import RunEnd
 from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCallback
 from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
-from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, warn
+from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.bars import Display, Progress, can_display, display_factory, new_page
 from pytorch_accelerated.progress.text import (
     GrowingTable,
@@ -303,12 +309,10 @@ class ProgressCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._new_display: Callable[[], Display] | None = None
-        self._training: Progress | None = None
-        self._evaluation: Progress | None = None
+        self._bars: dict[str, Progress] = {}
         self._table: LogTable | None = None  # while a training runs, where it is shown
         self._page: Any = None
         self._started = 0.0
-        self._speed: float | None = None
         self._saved: Path | None = None
         self._end = RunEnd()
 
@@ -318,12 +322,12 @@ class ProgressCallback(TrainerCallback):
         self._new_display = None  # the output may have been redirected
         if not state.is_local_process_zero:
             return
-        self._started, self._speed, self._saved, self._end = time.perf_counter(), None, None, RunEnd()
+        self._started, self._saved, self._end = time.perf_counter(), None, RunEnd()
         self._table = LogTable(_watched(args), state.log_history)
         if can_display():
             self._page = new_page(MINOR_COLUMNS)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
-        self._training = self._begin(state, "training", state.max_steps, **options)
+        self._begin("training", state.max_steps, **options)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Print the row of the epoch before."""
@@ -331,22 +335,22 @@ class ProgressCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Count an update, and print the row of an earlier one."""
-        if self._training is not None:
-            self._training.advance()
+        if "training" in self._bars:
+            self._bars["training"].advance()
             self._print_row()
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> Any:
         """Count a batch, the first one of an evaluation or prediction included."""
-        if self._evaluation is None:
-            self._evaluation = self._begin(state, "evaluation", length_of(eval_dataloader))
-        if self._evaluation is not None:
-            self._evaluation.advance()
+        if state.is_local_process_zero:
+            if "evaluation" not in self._bars:
+                self._begin("evaluation", length_of(eval_dataloader))
+            self._bars["evaluation"].advance()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
         """Remove the bar of the evaluation or prediction."""
-        self._close_evaluation()
+        self._close_bars("evaluation")
 
     on_predict = on_evaluate
 
@@ -357,9 +361,7 @@ class ProgressCallback(TrainerCallback):
         if self._table is None:
             cells = {name: _text(value) for name, value in logs.items() if name != "total_flos"}
             show("\n".join(block(cells, columns=screen_columns())))
-        elif is_summary(logs):
-            self._speed = logs.get("train_samples_per_second")
-        elif any(not is_about_the_run(name) for name in logs):
+        elif not is_summary(logs) and not all(map(is_about_the_run, logs)):
             seconds = time.perf_counter() - self._started
             self._show(self._table.add(logs, state.epoch, state.global_step, seconds))
             # An evaluation may follow, also at the end of the epoch, or another one of several sets.
@@ -378,9 +380,10 @@ class ProgressCallback(TrainerCallback):
             saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
             if state.best_model_checkpoint is not None:
                 saved = {**saved, str(state.best_model_checkpoint): "best model"}
+            speed = dict(*state.log_history[-1:]).get("train_samples_per_second")
             seconds = time.perf_counter() - self._started
             existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
-            show("\n".join(map(printable, table.closing_lines(state, seconds, self._speed, existing, self._end))))
+            show("\n".join(map(printable, table.closing_lines(state, seconds, speed, existing, self._end))))
 
     def note_end(self, end: RunEnd) -> None:
         """Note how the run ended, for the summary."""
@@ -395,10 +398,7 @@ class ProgressCallback(TrainerCallback):
         self._finish()
 
     def _finish(self) -> None:
-        self._close_evaluation()
-        if self._training is not None:
-            self._training.close()
-            self._training = None
+        self._close_bars("evaluation", "training")
         self._print_row()
         self._table = None
         if self._page is not None:
@@ -416,19 +416,17 @@ class ProgressCallback(TrainerCallback):
             elif self._table is not None:
                 show(self._table.table.add_row(row))
 
-    def _close_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.close()
-            self._evaluation = None
+    def _close_bars(self, *labels: str) -> None:
+        for label in labels:
+            if label in self._bars:
+                self._bars.pop(label).close()
 
-    def _begin(self, state: Any, label: str, total: int | None, **options: Any) -> Progress | None:
-        if not state.is_local_process_zero:
-            return None
-        if self._page is not None:
-            return Progress(label, total, self._page.new_bar(), **options)
-        if self._new_display is None:
+    def _begin(self, label: str, total: int | None, **options: Any) -> None:
+        if self._page is None and self._new_display is None:
             self._new_display = display_factory(show)
-        return Progress(label, total, self._new_display(), **options)
+        new_display = self._new_display if self._page is None else self._page.new_bar
+        assert new_display is not None
+        self._bars[label] = Progress(label, total, new_display(), **options)
 
 
 def _watched(args: Any) -> dict[str, bool]:
@@ -444,3 +442,196 @@ def _facts(state: Any) -> dict[str, str]:
     loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
     facts = {"epoch": f"{state.epoch:.2f}"}
     return facts if loss is None else {**facts, "loss": _text(loss)}
+
+
+# ------------------------------------------------------------------------------------------------------------ trackers
+# The first prefix that fits chooses the section of a value.
+_SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
+
+
+class TensorBoardCallback(TrainerCallback, ExportableState):
+    """Writes the logs for TensorBoard, on the first process of all.
+
+    The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
+    is given. A trainer writes all logs to one folder, and a resumed run goes on in that of its checkpoint. The file is
+    closed when a training ends or fails, and after each log outside of a training.
+
+    Args:
+        tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.
+
+    Attributes:
+        run_name: the name of the folder below ``runs``, once it is known; None with ``logging_dir``.
+
+    Raises:
+        MissingDependencyError: if TensorBoard is not installed.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, tb_writer: Any = None) -> None:
+        require("tensorboard", needed_by="TensorBoardCallback")
+        self.tb_writer = tb_writer
+        self._is_own_writer = tb_writer is None
+        self.run_name: str | None = None
+        self._is_in_run = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
+        """Write the arguments, and the model's configuration if it has one."""
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+        if state.global_step and self.tb_writer is None:
+            self.run_name = saved.get("run_name", self.run_name)
+        # A resumed run hides what was logged after its checkpoint.
+        if not self._is_ready(args, state, purge_step=state.global_step + 1 if state.global_step else None):
+            return
+        self._is_in_run = True
+        self.tb_writer.add_text("args", args.to_json_string())
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_json_string"):
+            self.tb_writer.add_text("model_config", config.to_json_string())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Write the numbers among the logs, at the current step."""
+        if not logs or not self._is_ready(args, state):
+            return
+        for name, value in logs.items():
+            if isinstance(value, numbers.Real):
+                self.tb_writer.add_scalar(tag_of(name), value, state.global_step)
+        self.tb_writer.flush()
+        if not self._is_in_run:
+            self.close()  # an open writer is a thread
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Close the file. A later log opens another one in the same folder."""
+        self.close()
+
+    def state(self) -> dict[str, Any]:
+        """What finds the folder again."""
+        return {"args": {}, "attributes": {"run_name": self.run_name}}
+
+    def close(self) -> None:
+        """Close the file, at the end of a run or after an exception."""
+        self._is_in_run = False
+        if self.tb_writer is not None and self._is_own_writer:
+            self.tb_writer.close()
+            self.tb_writer = None
+
+    def _is_ready(self, args: Any, state: Any, purge_step: int | None = None) -> bool:
+        if not state.is_world_process_zero:
+            return False
+        if self.tb_writer is None:
+            tensorboard = require("torch.utils.tensorboard", needed_by="TensorBoardCallback")
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=purge_step)
+        return True
+
+    def _folder(self, args: Any) -> str:
+        if args.logging_dir is not None:
+            return str(args.logging_dir)
+        usual = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+        self.run_name = self.run_name or args.run_name or usual
+        return os.path.join(args.output_dir, "runs", self.run_name)
+
+
+def tag_of(name: str) -> str:
+    """The name of a logged value in TensorBoard.
+
+    >>> [tag_of(name) for name in ("loss", "eval_loss", "test_accuracy")]
+    ['train/loss', 'eval/loss', 'test/accuracy']
+    """
+    prefix = next(prefix for prefix in _SECTIONS if name.startswith(prefix))
+    return _SECTIONS[prefix] + name.removeprefix(prefix)
+
+
+class ReportingCallback(TrainerCallback, ExportableState):
+    """Logs to trackers, on the first process of all: the arguments, and the numbers among the logs.
+
+    Values have the names that TensorBoard gets, such as ``train/loss``. A trainer logs to one run of each tracker, also
+    after a resume. A run is closed when a training ends or fails, and after each log outside of a training. A tracker
+    that fails is named in one warning, and not used any more until the next training or evaluation.
+
+    Args:
+        trackers: "mlflow" or "wandb", or both.
+
+    Raises:
+        MissingDependencyError: if the package of a tracker is not installed.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def __init__(self, trackers: Sequence[str]) -> None:
+        self._trackers = make_trackers(trackers)
+        self._records: OpenRecords | None = None
+        self._is_in_run = False
+        self.run_name: str | None = None
+        self.identities: dict[str, str] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Log the arguments; continue the runs of the checkpoint if the training was resumed."""
+        if state.is_world_process_zero:
+            saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+            is_resumed = state.global_step > 0
+            if is_resumed and saved:
+                self.run_name, self.identities = saved["run_name"], saved["identities"]
+            self._open(args, state, repeats_from=state.global_step + 1 if is_resumed else None)
+            self._is_in_run = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Log the numbers, at the current step."""
+        if not logs or not state.is_world_process_zero:
+            return
+        records = self._records or self._open(args, state, repeats_from=None)
+        values = {tag_of(name): float(value) for name, value in logs.items() if isinstance(value, numbers.Real)}
+        records.add([Row(state.global_step, values)])
+        records.write()
+        if not self._is_in_run:
+            self._finish("finished")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Close the runs. A later log opens them again."""
+        self._finish("finished")
+
+    def close(self) -> None:
+        """Close the runs after an exception."""
+        self._finish("failed")
+
+    def state(self) -> dict[str, Any]:
+        """What finds the runs again."""
+        return {
+            "args": {"trackers": [tracker.name for tracker in self._trackers]},
+            "attributes": {"run_name": self.run_name, "identities": self.identities},
+        }
+
+    def _open(self, args: Any, state: Any, *, repeats_from: int | None) -> OpenRecords:
+        folder = Path(args.logging_dir or os.path.join(args.output_dir, "runs"))
+        self.run_name = self.run_name or args.run_name or new_run_name()
+        records = OpenRecords(warn, lambda: state.global_step)
+        for tracker in self._trackers:
+            place = Place(folder, args.project, self.run_name, {})
+            identity = self.identities.get(tracker.name)
+            records.start(tracker, place, identity, repeats_from, args.to_sanitized_dict(), [])
+        self.identities = {**self.identities, **records.identities}
+        self._records = records
+        return records
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._is_in_run = False
+        if self._records is not None:
+            records, self._records = self._records, None
+            for location in records.finish(outcome):
+                show(folded(f"Logged to {location}"))
+
+
+def reporting_callbacks(report_to: Sequence[str]) -> list[Any]:
+    """The callbacks, or their classes, for ``report_to`` of the arguments.
+
+    Raises:
+        MissingDependencyError: if the package of a tracker is not installed, or `transformers` for one that only it has
+            a callback for.
+    """
+    callbacks: list[Any] = [TensorBoardCallback] if "tensorboard" in report_to else []
+    ours = [name for name in report_to if name in TRACKERS and name != "tensorboard"]
+    callbacks += [ReportingCallback(ours)] if ours else []
+    for name in report_to:
+        if name not in TRACKERS:
+            integrations = require("transformers.integrations", needed_by=f"report_to={name!r}")
+            callbacks += integrations.get_reporting_integration_callbacks([name])
+    return callbacks

@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing.disk import children_of, is_folder
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
 from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.strategies import HubStrategy as HubStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy as IntervalStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy as SaveStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import SchedulerType as SchedulerType
-from pytorch_accelerated.huggingface.collating import RemoveColumnsCollator as RemoveColumnsCollator
+from pytorch_accelerated.huggingface.arguments.fields import HubStrategy as HubStrategy
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as IntervalStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
+from pytorch_accelerated.huggingface.knowledge import RemoveColumnsCollator as RemoveColumnsCollator
 from pytorch_accelerated.seeding import set_seed as set_seed
 
 if TYPE_CHECKING:
@@ -152,9 +154,8 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
     if taken:
         raise ConfigurationError(
             f"{output_dir} holds {', '.join(map(checkpoint_name, sorted(taken)))}, which this library did not write, "
-            f"or whose {MANIFEST_NAME} is gone. The run would do the steps {first_step} to {max_steps}, and never "
-            "replaces such folders. Choose another `output_dir`, move them away, or resume from the newest of them "
-            "with `resume_from_checkpoint`."
+            f"or whose {MANIFEST_NAME} is gone. The steps {first_step} to {max_steps} would replace them. "
+            "Choose another `output_dir`, move them away, or resume from the newest."
         )
 
 
@@ -170,10 +171,7 @@ def rotate_checkpoints(
     if save_total_limit is None:
         return
     if save_total_limit < 1:
-        raise ConfigurationError(
-            f"`save_total_limit` is {save_total_limit}, but the newest checkpoint always stays. Give 1 or more, or "
-            "None to keep all; save_strategy='no' saves none."
-        )
+        raise ConfigurationError(f"`save_total_limit` is {save_total_limit}: give 1 or more, or None to keep all.")
     checkpoints = sort_checkpoints(output_dir)
     best = [] if best_model_checkpoint is None else [os.fspath(best_model_checkpoint)]
     kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *best)}
@@ -260,3 +258,8 @@ class MemoryMeter:
         if self._has_gpu:
             bytes_in_use["gpu"] = torch.cuda.memory_allocated()
         return bytes_in_use
+
+
+def warn(message: str) -> None:
+    """Warn in this process, pointing at the line of the user's code that called the library."""
+    warnings.warn(message, stacklevel=stacklevel_of_user())

@@ -21,24 +21,16 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.huggingface.arguments.argument import (
-    A_DICT,
-    A_FLAG,
-    AcceleratorConfig,
-    arguments_of,
-    default_of,
-    is_rejected,
-    unsupported_names,
-)
+from pytorch_accelerated.huggingface.arguments import argument as rules
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
+from pytorch_accelerated.huggingface.arguments.fields import HubStrategy as HubStrategy
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as IntervalStrategy
+from pytorch_accelerated.huggingface.arguments.fields import OptimizerNames as OptimizerNames
+from pytorch_accelerated.huggingface.arguments.fields import ParallelMode as ParallelMode
+from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
 from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp
-from pytorch_accelerated.huggingface.arguments.strategies import HubStrategy as HubStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy as IntervalStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames as OptimizerNames
-from pytorch_accelerated.huggingface.arguments.strategies import ParallelMode as ParallelMode
-from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy as SaveStrategy
-from pytorch_accelerated.huggingface.arguments.strategies import SchedulerType as SchedulerType
 from pytorch_accelerated.processes.accelerators import process_state
 
 logger = logging.getLogger("pytorch_accelerated.huggingface")
@@ -163,7 +155,7 @@ class TrainingArguments(Arguments):
         Raises:
             ArgumentTypeError: if JSON cannot represent an argument of a subclass.
         """
-        left_out = unsupported_names(type(self))
+        left_out = rules.unsupported_names(type(self))
         names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
         return {
             name: f"<{name.upper()}>" if name.endswith("_token") else _plain(name, getattr(self, name))
@@ -292,10 +284,7 @@ def _plain(name: str, value: Any) -> Any:
         return _plain(name, value.to_dict())
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise ArgumentTypeError(
-        f"`{name}` is {value!r}, which JSON cannot represent. Keep numbers, strings, lists and dicts in the arguments, "
-        "and make other objects from them in your script."
-    )
+    raise ArgumentTypeError(f"`{name}` is {value!r}, which JSON cannot represent: keep plain values in the arguments.")
 
 
 def complete(args: Arguments) -> None:
@@ -315,8 +304,8 @@ def complete(args: Arguments) -> None:
 
 def _apply_other_names(args: Arguments) -> None:
     """Move what was given under other names, so that a later `dataclasses.replace` can't contradict itself."""
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(args)}
-    for other, argument in arguments_of(type(args)).items():
+    defaults = {field.name: rules.default_of(field) for field in dataclasses.fields(args)}
+    for other, argument in rules.arguments_of(type(args)).items():
         if not (name := argument.same_as) or (given := getattr(args, other)) == argument.default:
             continue
         if argument.gives is not None and given is not True:
@@ -327,10 +316,8 @@ def _apply_other_names(args: Arguments) -> None:
         if isinstance(value, list):
             value = [*present, *(item for item in value if item not in present)]
         elif present not in (defaults[name], value):
-            raise ConfigurationError(
-                f"`{other}` is {given!r} and `{name}` is {present!r}, but they are two names of one argument: "
-                f"give `{name}` alone."
-            )
+            values = f"`{other}` is {given!r} and `{name}` is {present!r}"
+            raise ConfigurationError(f"{values}, but they are two names of one argument: give `{name}` alone.")
         setattr(args, name, value)
         setattr(args, other, argument.default)
 
@@ -340,8 +327,8 @@ def read_values(args: Arguments) -> None:
     for name in args._VALID_DICT_FIELDS:
         value = getattr(args, name, None)
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            setattr(args, name, A_DICT.read(name, value))
-    for name, argument in arguments_of(type(args)).items():
+            setattr(args, name, rules.A_DICT.read(name, value))
+    for name, argument in rules.arguments_of(type(args)).items():
         if argument.kind and not (getattr(args, name) is None and argument.may_be_none):
             setattr(args, name, argument.kind.read(name, getattr(args, name)))
 
@@ -349,7 +336,7 @@ def read_values(args: Arguments) -> None:
 def _fill_in_what_follows(args: Arguments) -> None:
     """Fill in defaults that depend on other arguments."""
     if args.accelerator_config is None:
-        args.accelerator_config = AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
+        args.accelerator_config = rules.AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
     if args.eval_strategy == IntervalStrategy.STEPS and args.eval_steps is None:
         args.eval_steps = args.logging_steps
     if args.eval_strategy != IntervalStrategy.NO:
@@ -380,28 +367,28 @@ def check_values(args: Arguments) -> None:
 
 
 def _about_kinds(args: Arguments) -> Iterator[str]:
-    known = arguments_of(type(args))
+    known = rules.arguments_of(type(args))
     for field in dataclasses.fields(args):
-        argument, default = known.get(field.name), default_of(field)
+        argument, default = known.get(field.name), rules.default_of(field)
         value = vars(args).get(field.name, default)
-        if argument is not None and is_rejected(field.name, argument, value):
+        if argument is not None and rules.is_rejected(field.name, argument, value):
             why = argument.why_unsupported.removesuffix(".")
             yield f"`{field.name}` is {value!r}, but this argument is unsupported. {why}"
-        kind = argument.kind if argument else A_FLAG if isinstance(default, bool) else None
+        kind = argument.kind if argument else rules.A_FLAG if isinstance(default, bool) else None
         may_be_none = default is None or (argument is not None and argument.may_be_none)
         if kind and not kind.holds(value) and not (value is None and may_be_none):
             yield f"`{field.name}` is {value!r}: give {kind.words}"
 
 
 def _about_values(args: Arguments) -> Iterator[str]:
-    for name, argument in arguments_of(type(args)).items():
+    for name, argument in rules.arguments_of(type(args)).items():
         value = None if argument.why_unsupported else getattr(args, name)
         if value is None:
             continue
         if argument.limit and not argument.limit.holds(value):
             yield f"`{name}` is {value!r}: give {argument.limit.words}"
         if argument.choices and not set([value] if isinstance(value, str) else value) <= set(argument.choices):
-            yield f"`{name}` is {value!r}: choose among {', '.join(map(repr, argument.choices))}{argument.otherwise}"
+            yield f"`{name}` is {value!r}: choose among {', '.join(map(repr, argument.choices))}"
     yield from _about_steps(args)
     yield from _about_best_model(args)
     yield from _about_pairs(args)
@@ -429,8 +416,7 @@ def _about_best_model(args: Arguments) -> Iterator[str]:
         if never or eval_strategy != save_strategy:
             yield (
                 f"`load_best_model_at_end` needs a checkpoint of each evaluated model, but `eval_strategy` is "
-                f"{eval_strategy!r} and `save_strategy` is {save_strategy!r}: choose 'steps' or 'epoch' for both, or "
-                "save_strategy='best'"
+                f"{eval_strategy!r} and `save_strategy` is {save_strategy!r}: give the same, or save_strategy='best'"
             )
         elif eval_strategy == IntervalStrategy.STEPS and not _is_multiple(args.save_steps, args.eval_steps):
             yield (
@@ -442,7 +428,7 @@ def _about_best_model(args: Arguments) -> Iterator[str]:
 def _about_pairs(args: Arguments) -> Iterator[str]:
     if args.fp16 and args.bf16:
         yield "`fp16` and `bf16` are both True, but only one of them can be used: choose one"
-    for name, needed in ((name, argument.needs) for name, argument in arguments_of(type(args)).items()):
+    for name, needed in ((name, argument.needs) for name, argument in rules.arguments_of(type(args)).items()):
         if needed and getattr(args, name) and not getattr(args, needed):
             yield (
                 f"`{name}` is {getattr(args, name)!r}, but `{needed}` is {getattr(args, needed)!r}, so it would have "

@@ -18,12 +18,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pytorch_accelerated.errors import ConfigurationError
 
-# Ours, and those for which only `transformers` has callbacks.
-TRACKERS = ("tensorboard", "mlflow", "wandb")
-TRACKERS_OF_TRANSFORMERS = (
-    *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "neptune"),
-    *("swanlab", "trackio"),
-)
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # for which we have callbacks
 
 
 class Rule(NamedTuple):
@@ -198,7 +193,6 @@ class Argument:
         may_be_none: whether None is a value, too.
         limit: what a value of this kind must be besides.
         choices: the only values, or the only items of a list.
-        otherwise: what to do instead of giving a value that is none of the choices.
         needs: the argument without which this one would have no effect.
         same_as: the argument of which this is another name.
         gives: the value of that argument that this flag stands for.
@@ -211,7 +205,6 @@ class Argument:
     may_be_none: bool = False
     limit: Rule | None = None
     choices: tuple[str, ...] = ()
-    otherwise: str = ""
     needs: str = ""
     same_as: str = ""
     gives: Any = None

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.fields import Arguments
-from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def check_parts(args: Arguments, *, has_optimizer: bool, has_scheduler: bool) ->
     """Yield complaints about `deepspeed` together with the parts that the Trainer is given."""
     for section, is_given in (("optimizer", has_optimizer), ("scheduler", has_scheduler)):
         if is_given and section in (args.deepspeed or {}):
-            yield f"`deepspeed` has the section {section!r}, but the Trainer is given one, too: leave one of them out"
+            yield f"`deepspeed` has a section {section!r}, and the Trainer is given one: leave one out"
 
 
 def filled_config(args: TrainingArguments, model: Any, num_training_steps: int | None = None) -> dict[str, Any]:
@@ -117,10 +116,7 @@ def engine_config(args: TrainingArguments, model: Any) -> dict[str, Any] | None:
     }
     left = [name for name, value in {**config, **zero}.items() if value == AUTO]
     if left:
-        raise ConfigurationError(
-            f"`deepspeed` has {AUTO!r} for {', '.join(left)}, which follows from no argument. Give a value, or leave "
-            "it out."
-        )
+        raise ConfigurationError(f"`deepspeed` has {AUTO!r} for {', '.join(left)}, which follows from no argument.")
     config["train_micro_batch_size_per_gpu"] = args.per_device_train_batch_size
     config["gradient_accumulation_steps"] = 1
     # Without ZeRO the loop finds whole gradients, and clips them itself.
@@ -152,13 +148,10 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
     zero = config.get("zero_optimization", {})
     stage = zero.get("stage", 0)
     if stage not in _STAGES or isinstance(stage, bool):
-        yield (
-            f"`deepspeed` has zero_optimization.stage: {stage!r}: give {', '.join(map(str, _STAGES))}, or use "
-            "`fsdp=True`, which shards the weights, too"
-        )
+        yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give 0, 1 or 2; `fsdp` shards the weights, too"
     for path, harmless in _NOT_KEPT.items():
         if (value := _found(config, path)) not in (None, *harmless):
-            yield f"`deepspeed` has {path}: {value!r}, with which a run cannot be saved and resumed here: leave it out"
+            yield f"`deepspeed` has {path}: {value!r}, which cannot be resumed: leave it out"
     unknown = [name for name in config if name not in _SECTIONS]
     unknown += [
         f"zero_optimization.{name}"
@@ -166,26 +159,20 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
         if name not in _SETTINGS_OF_ZERO and not name.startswith(_OF_THIRD_STAGE)
     ]
     if unknown:
-        yield (
-            f"`deepspeed` has {', '.join(unknown)}, whose effect on updates that this trainer weights, saves and "
-            "resumes is unknown: leave it out"
-        )
+        yield f"`deepspeed` has {', '.join(unknown)}, whose effect on updates is unknown: leave it out"
 
 
 def _about_other_arguments(args: Arguments, config: Mapping[str, Any]) -> Iterator[str]:
     if _found(config, "bf16.enabled") is True:
-        yield (
-            "`deepspeed` has bf16.enabled: True, with which DeepSpeed converts the weights to bfloat16, while this "
-            f"trainer keeps them as they are: write {AUTO!r} there, and set `bf16` for mixed precision"
-        )
+        yield f"`deepspeed` has bf16.enabled: True, which converts the weights: write {AUTO!r} there, and set `bf16`"
     for name in ("fp16", "fsdp", "auto_find_batch_size", *DDP_OPTIONS):
         if (value := getattr(args, name)) != getattr(Arguments, name):
             yield f"`{name}` is {value!r}, which does not go with `deepspeed`: leave it out"
     kind = _found(config, "optimizer.type")
     if "optimizer" in config and (kind != "AdamW" or args.optim not in _OPTIMIZERS):
         yield (
-            f"`deepspeed` has optimizer.type: {kind!r} and `optim` is {str(args.optim)!r}, but optimizers are torch's, "
-            "and only AdamW is the same in both: leave the section out, and give `optim` or `optimizers`"
+            f"`deepspeed` has optimizer.type: {kind!r} and `optim` is {str(args.optim)!r}, but only AdamW is the same "
+            "in DeepSpeed and torch: leave the section out, and give `optim` or `optimizers`"
         )
     unknown = set(_found(config, "optimizer.params") or ()) - {"lr", "betas", "eps", "weight_decay"}
     if unknown:
@@ -193,15 +180,11 @@ def _about_other_arguments(args: Arguments, config: Mapping[str, Any]) -> Iterat
     if "scheduler" in config:
         kind = _found(config, "scheduler.type")
         if kind not in _SCHEDULES:
-            yield (
-                f"`deepspeed` has scheduler.type: {kind!r}: give {', '.join(map(repr, _SCHEDULES))}, or leave the "
-                "section out and give `lr_scheduler_type`"
-            )
+            yield f"`deepspeed` has scheduler.type: {kind!r}: give {', '.join(map(repr, _SCHEDULES))}"
         elif args.lr_scheduler_type != _SCHEDULES[kind] or args.lr_scheduler_kwargs:
             yield (
                 f"`deepspeed` has scheduler.type: {kind!r}, but `lr_scheduler_type` is "
-                f"{str(args.lr_scheduler_type)!r} with `lr_scheduler_kwargs` {args.lr_scheduler_kwargs!r}: leave the "
-                f"section out, or give lr_scheduler_type={str(_SCHEDULES[kind])!r} alone"
+                f"{str(args.lr_scheduler_type)!r}: give lr_scheduler_type={str(_SCHEDULES[kind])!r} alone"
             )
 
 
@@ -248,8 +231,7 @@ def _values_of_model(model: Any, config: Mapping[str, Any]) -> Values:
     size = _hidden_size(getattr(model, "config", None))
     if size is None:
         raise ConfigurationError(
-            f"`deepspeed` has {path}: {AUTO!r}, but the config of this {type(model).__name__} has no hidden_size from "
-            "which it would follow. Give a number, or leave it out."
+            f"`deepspeed` has {path}: {AUTO!r}, but the config of this {type(model).__name__} has no hidden_size."
         )
     return {path: (size * size, "")}
 

@@ -6,7 +6,6 @@ Models are sharded with torch's `fully_shard`; `docs/design/sharded-models.md` s
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.compat.extras import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
-from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism
+from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, warn
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.accelerators import uses_deepspeed
 from pytorch_accelerated.processes.ranks import Ranks
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
 # Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
+_FIRST = "make the arguments first"
 _SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
 
 
@@ -72,34 +71,23 @@ def refuse_processes(args: TrainingArguments) -> None:
     dealing: Any = args.accelerator_config
     several, complaints = args.world_size > 1, []
     if args.fp16 and args.device.type == "cpu":
-        complaints.append("`fp16` is True, but the device is the CPU, which has no float16 training: use `bf16`")
+        complaints.append("`fp16` is True, but the device is the CPU: use `bf16`")
     if several and args.ddp_backend not in (None, in_use := dist.get_backend()):
-        complaints.append(
-            f"`ddp_backend` is {args.ddp_backend!r}, but the processes have used {in_use} since the first of them was "
-            "asked for its rank: make the arguments before anything else, or leave it out"
-        )
+        complaints.append(f"`ddp_backend` is {args.ddp_backend!r}, but the processes use {in_use} already: {_FIRST}")
     for name in ("split_batches", "dispatch_batches"):
         if several and getattr(dealing, name):
-            complaints.append(
-                f"`accelerator_config` has {name}: True, but each process reads its own batches of its own rows: leave "
-                "it out; `per_device_train_batch_size` is that of one process"
-            )
+            complaints.append(f"`accelerator_config` has {name}: True, which is for one process: leave it out")
     steps = (dealing.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
     if steps != args.gradient_accumulation_steps:
-        complaints.append(f"`accelerator_config` has num_steps: {steps!r}: give it as `gradient_accumulation_steps`")
+        complaints.append(f"`accelerator_config` has num_steps: {steps!r}: give `gradient_accumulation_steps`")
     if (args.deepspeed is not None) != uses_deepspeed(args.distributed_state):
-        complaints.append(
-            f"`deepspeed` is {args.deepspeed!r}, but this process was set up {'without' if args.deepspeed else 'for'} "
-            "it when it was first asked for its rank: make the arguments before anything else"
-        )
+        way = "without" if args.deepspeed else "for"
+        complaints.append(f"`deepspeed` is {args.deepspeed!r}, but this process was set up {way} it already: {_FIRST}")
     complaints += check_batches(args)
     if args.fsdp and not several:
         complaints.append(f"`fsdp` is {args.fsdp!r}, but there is one process: start several with torchrun")
     if args.auto_find_batch_size and several:
-        complaints.append(
-            "`auto_find_batch_size` is True, but while one of several processes restarts, the others would wait for "
-            "its gradients: set `per_device_train_batch_size`"
-        )
+        complaints.append("`auto_find_batch_size` is for one process: set `per_device_train_batch_size`")
     if complaints:
         raise ConfigurationError(f"These arguments cannot work here: {'; '.join(complaints)}.")
 
@@ -107,11 +95,9 @@ def refuse_processes(args: TrainingArguments) -> None:
 def warn_about_idle_devices(args: TrainingArguments) -> None:
     """Warn a process that sees several devices but uses only one of them."""
     if args.world_size == 1 and args.device.type != "cpu" and (count := torch.accelerator.device_count()) > 1:
-        warnings.warn(
-            f"This process sees {count} devices and uses one of them, {args.device}. To use all, start it with: "
-            f"torchrun --nproc-per-node {count} your_script.py; to use this one alone, hide the others, for example "
-            "with CUDA_VISIBLE_DEVICES=0.",
-            stacklevel=stacklevel_of_user(),
+        warn(
+            f"This process sees {count} devices and uses one of them, {args.device}. To use all, start it with "
+            f"`torchrun --nproc-per-node {count} your_script.py`; or hide the others by CUDA_VISIBLE_DEVICES=0.",
         )
 
 
@@ -129,8 +115,7 @@ def enable_gradient_checkpointing(model: Any, args: TrainingArguments) -> None:
     name = _known_name(model, "{}_checkpointing_enable")
     if name is None:
         raise ConfigurationError(
-            f"`gradient_checkpointing` is True, but {type(model).__name__} has no method "
-            "`gradient_checkpointing_enable`. Write one, or leave the argument out."
+            f"`gradient_checkpointing` needs a method `gradient_checkpointing_enable` of {type(model).__name__}."
         )
     getattr(model, name)(args.gradient_checkpointing_kwargs)
     is_partly_frozen = not all(parameter.requires_grad for parameter in model.parameters())
@@ -160,19 +145,13 @@ def check_fsdp(args: Arguments) -> Iterator[str]:
     words = str(args.fsdp).split() if isinstance(args.fsdp, str) else []
     unknown = [word for word in words if word not in _WORDS]
     if unknown:
-        yield (
-            f"`fsdp` is {args.fsdp!r}, but {', '.join(map(repr, unknown))} is unsupported: give True, or some of "
-            f"{', '.join(_WORDS)}"
-        )
+        yield f"`fsdp` is {args.fsdp!r}, but {unknown[0]!r} is unsupported: give True, or some of {', '.join(_WORDS)}"
     settings = _settings(args)
     unknown = [name for name in settings if name not in _SETTINGS]
     if unknown:
-        yield (
-            f"`fsdp_config` has {', '.join(map(repr, unknown))}, but the supported settings are "
-            f"{', '.join(_SETTINGS)}: leave out others"
-        )
+        yield f"`fsdp_config` has {unknown[0]!r}, but the supported settings are {', '.join(_SETTINGS)}"
     if settings.get("version", 2) != 2:
-        yield f"`fsdp_config` has version {settings['version']!r}, but models are sharded by FSDP 2: leave it out"
+        yield f"`fsdp_config` has version {settings['version']!r}, but only FSDP 2 is supported"
     if settings.get("min_num_params") and settings.get("transformer_layer_cls_to_wrap"):
         yield "`fsdp_config` has both min_num_params and transformer_layer_cls_to_wrap: choose one"
 

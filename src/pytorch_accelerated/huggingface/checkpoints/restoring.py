@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-import struct
-import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user, warn_user
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import is_file, kind_of
 from pytorch_accelerated.checkpointing.loading import check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
@@ -21,9 +20,9 @@ from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME, find_checkpoint
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
+from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.kept import kept
@@ -49,16 +48,13 @@ _KEPT = (
 )
 # The callbacks whose states find the records of a run in trackers again; they have no settings that could differ.
 _RECORDS = ("ReportingCallback", "TensorBoardCallback")
-_KINDS_OF_STEPS = ("logging", "eval", "save")
 
 
 def read_trainer_state(folder: Path) -> TrainerState:
     """The state in a checkpoint."""
     path = folder / TRAINER_STATE_NAME
     if not is_file(path):
-        raise InvalidCheckpointError(
-            f"{folder} has no {TRAINER_STATE_NAME}, so the progress of the run is unknown. Give another checkpoint."
-        )
+        raise InvalidCheckpointError(f"{folder} has no {TRAINER_STATE_NAME}, which has the progress of the run.")
     return TrainerState.load_from_json(path)
 
 
@@ -69,29 +65,14 @@ def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | Non
         return None
     if not source or not isinstance(source, (bool, str, PathLike)):
         raise ArgumentTypeError(
-            f"`resume_from_checkpoint` is {source!r}, which is no path. Give that of a checkpoint, True for the last "
-            "one in `output_dir`, or None to begin."
+            f"`resume_from_checkpoint` is {source!r}: give the path of a checkpoint, True for the last one, or None."
         )
     agree_on_resuming(output_dir if isinstance(source, bool) else Path(source), ranks)
     return ranks.do_on_first(lambda: find_checkpoint(source if isinstance(source, bool) else Path(source), output_dir))
 
 
 def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks) -> None:
-    """Restore counts, log history and best model of a checkpoint, and warn about changed arguments."""
-    differences = [
-        f"{kind}_steps: {getattr(state, f'{kind}_steps')} (from args) != {getattr(saved, f'{kind}_steps')} (from "
-        f"{TRAINER_STATE_NAME})"
-        for kind in _KINDS_OF_STEPS
-        if getattr(args, f"{kind}_strategy") == IntervalStrategy.STEPS
-        and getattr(state, f"{kind}_steps") != getattr(saved, f"{kind}_steps")
-    ]
-    if saved.train_batch_size not in (None, state.train_batch_size):
-        differences.append(
-            f"per_device_train_batch_size: {state.train_batch_size} (from args) != {saved.train_batch_size} (from "
-            f"{TRAINER_STATE_NAME})"
-        )
-    if differences:
-        warn_user(ranks, f"The run resumes with other arguments than before:\n\t{chr(10).join(differences)}")
+    """Restore counts, log history and best model of a checkpoint. What follows from arguments may have changed."""
     for name in _KEPT:
         setattr(state, name, getattr(saved, name))
     best = state.best_model_checkpoint
@@ -99,7 +80,7 @@ def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArgume
         warn_user(
             ranks,
             f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
-            "model restarts; to continue it, restore the folder before you resume.",
+            "model restarts.",
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
     if args.restore_callback_states_from_checkpoint:
@@ -119,10 +100,9 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
     controls = left.pop(TrainerControl.__name__, None)
     missing = [name for name, waiting in left.items() if waiting]
     if missing:
-        warnings.warn(
+        warn(
             f"The checkpoint has states of the callbacks {', '.join(missing)}, which this trainer does not have. They "
-            "are ignored; pass these callbacks if they should resume.",
-            stacklevel=stacklevel_of_user(),
+            "are ignored.",
         )
     return TrainerControl.from_state(controls[0]) if controls else None
 
@@ -202,9 +182,6 @@ def _position(engine: Engine, updates: int) -> RunState:
     )
 
 
-_KEYS = struct.Struct("<624I")  # of numpy's generator
-
-
 def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
     """The states of this process's generators for transformers, made of plain values and tensors.
 
@@ -223,9 +200,8 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     if kind_of(path) is None:
         return None
     try:
-        with torch.serialization.safe_globals(_STAND_INS):
-            contents = load_portable(path)
-        states = contents if "torch" in contents else _native(contents)  # of an earlier version of this library
+        with torch.serialization.safe_globals(_OF_ARRAYS):
+            states = _native(load_portable(path))
         check_generator_states(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
@@ -235,36 +211,15 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     return states
 
 
-class _OfNumpy:
-    """Stands for an array in a file, or for its dtype, and keeps what numpy's own functions would be called with.
-
-    Those make an array of objects at any address that a file names.
-    """
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-_NAMES = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
-_STAND_INS: list[Any] = [_OfNumpy, *((_OfNumpy, name) for name in _NAMES)]
-
-
-def _keys_in(array: _OfNumpy) -> list[int]:
-    _, shape, kind, _, octets = array.state
-    is_known = isinstance(kind, _OfNumpy) and (kind.arguments[0], kind.state[1], shape) == ("u4", "<", (624,))
-    if not is_known or len(octets) != _KEYS.size:
-        raise ValueError("numpy's generator has keys of another kind")
-    return list(_KEYS.unpack(octets))
+# What an array of numpy is pickled as; older versions had another name for the module.
+_RECONSTRUCT = np.zeros(1, np.uint32).__reduce__()[0]
+_OF_ARRAYS: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+_OF_ARRAYS += [(_RECONSTRUCT, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
 
 
 def _native(known: dict[str, Any]) -> dict[str, Any]:
     algorithm, keys, *rest = known["numpy"]
-    keys = _keys_in(keys) if isinstance(keys, _OfNumpy) else keys
-    numpy_state = [algorithm, torch.tensor(keys, dtype=torch.int64, device="cpu"), *rest]
+    numpy_state = [algorithm, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest]
     states = {"torch": known["cpu"], "numpy": numpy_state, "random": known["python"]}
     if "cuda" in known and torch.cuda.is_available():
         states["cuda"] = known["cuda"]

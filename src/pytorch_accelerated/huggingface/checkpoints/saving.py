@@ -7,49 +7,54 @@ read file by file; no file is ever executed.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import json
-import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.checkpointing.disk import children_of, is_file
-from pytorch_accelerated.checkpointing.formats import chunks
+from pytorch_accelerated.checkpointing.disk import explained_reading, is_file
+from pytorch_accelerated.checkpointing.formats import chunks, read_tensors
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_NAME
 from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
-from pytorch_accelerated.checkpointing.portable import save_portable
+from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS
-from pytorch_accelerated.checkpointing.verify import read_manifest, verify
+from pytorch_accelerated.checkpointing.verify import (
+    filling_from,
+    find_state,
+    open_plain_file,
+    read_manifest,
+    state_folders,
+    verify,
+)
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
 from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
-from pytorch_accelerated.huggingface.checkpoints.weights import (
-    ADAPTER_NAME,
-    INDEX_NAME,
-    WEIGHT_FILES,
-    WEIGHTS_NAME,
-    frozen_base,
-    has_adapters,
-    load_adapters,
-    read_weights,
-)
-from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints, warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.sharding import has_shards, is_sharded, whole
+from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, whole
+from pytorch_accelerated.optional import require
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
 _RUN_PART = "run"
 _BEGINNINGS = ("model", "pytorch_model")  # of the files that `read_weights` reads
+WEIGHTS_NAME = "model.safetensors"
+ADAPTER_NAME = "adapter_model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+OLD_WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHT_FILES = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME, ADAPTER_NAME)
+BASE_KEY = "frozen_base"
+_VALUES_LOOKED_AT = 64
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -155,50 +160,50 @@ def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
 def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     """The checkpoint to resume from: `source`, or with True the newest undamaged one in `output_dir`.
 
-    A checkpoint is damaged if a file that a resume reads was changed since `on_save`; one without a manifest cannot be
-    checked. The newest undamaged one beside it takes its place. A warning lists the damaged ones, and those with higher
-    numbers that have no manifest, so that their age is unknown.
+    A checkpoint is damaged if a file that a resume reads was changed since `on_save`; one of transformers, without a
+    manifest, cannot be checked, and is only taken where no other is. The newest undamaged one beside a damaged `source`
+    takes its place. Warnings name the damaged ones.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
         InvalidCheckpointError: if there are checkpoints, but all are damaged.
     """
-    skipped: dict[str, str] = {}
-    for candidate in _candidates(source, output_dir):
-        try:
-            if is_file(candidate / MANIFEST_NAME):
-                verify(candidate, _names_read(candidate))
-        except InvalidCheckpointError as error:
-            skipped[candidate.name] = str(error)
-            continue
-        if isinstance(source, bool) or skipped:
-            skipped = {**_without_place(candidate), **skipped}
-        if skipped:
-            message = "\n".join([f"Resuming from {candidate}; skipped:", *skipped.values()])
-            warnings.warn(message, stacklevel=stacklevel_of_user())
-        return candidate
-    complaints = ["No checkpoint is valid:", *skipped.values(), "Give the folder of a valid one, or start without."]
-    raise InvalidCheckpointError("\n".join(complaints))
-
-
-def _candidates(source: str | Path | bool, output_dir: Path) -> list[Path]:
-    """The folders that `find_checkpoint` tries, in order."""
-    if isinstance(source, bool):
-        candidates = _newest_first(output_dir)
-        if not candidates:
+    damaged: dict[Path, str] = {}
+    if not isinstance(source, bool):
+        folder = Path(source)
+        if not (is_file(folder / MANIFEST_NAME) or _holds_weights(folder)):
             raise ConfigurationError(
-                f"No valid checkpoint found in output directory ({output_dir}), from which the run should resume. "
-                "Leave `resume_from_checkpoint` out to start, or give the path of a checkpoint."
+                f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}."
             )
-        return candidates
-    folder = Path(source)
-    if not (is_file(folder / MANIFEST_NAME) or _holds_weights(folder)):
+        try:
+            if is_file(folder / MANIFEST_NAME):
+                _check(folder)
+            return folder
+        except InvalidCheckpointError as error:
+            if checkpoint_step(folder) is None:
+                raise
+            damaged[folder] = str(error)
+        output_dir = folder.parent
+    newest = find_state(output_dir, _check) if state_folders(output_dir) else None
+    unchecked = [path for path in map(Path, sort_checkpoints(output_dir)) if _holds_weights_alone(path)]
+    if newest is None and not unchecked:
         raise ConfigurationError(
-            f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}. Give the "
-            "folder of a checkpoint, 'checkpoint-<step>'."
+            f"No valid checkpoint found in output directory ({output_dir}). Leave `resume_from_checkpoint` out to "
+            "start, or give the path of a checkpoint."
         )
-    others = [path for path in _newest_first(folder.parent) if path.resolve() != folder.resolve()]
-    return [folder, *others] if checkpoint_step(folder) is not None else [folder]
+    if newest is None:
+        return unchecked[-1]
+    # Those before it, by number, would not have been taken; and `find_state` names the damaged ones after it.
+    skipped = [
+        f"{path} has no {MANIFEST_NAME}: give its path to resume from it anyway."
+        for path in unchecked
+        if _is_before(newest, path)
+    ]
+    skipped += [why for path, why in damaged.items() if _is_before(path, newest)]
+    if skipped:
+        message = "\n".join([f"Resuming from {newest}; skipped:", *skipped])
+        warn(message)
+    return newest
 
 
 def holds_run(folder: Path) -> bool:
@@ -206,50 +211,29 @@ def holds_run(folder: Path) -> bool:
     return is_file(folder / MANIFEST_NAME) and _RUN_PART in part_names(read_manifest(folder))
 
 
-def _newest_first(output_dir: Path) -> list[Path]:
-    """The checkpoints in a folder, sorted by their manifests; those without one by their number."""
-    return [path for path in reversed([Path(path) for path in sort_checkpoints(output_dir)]) if _looks_saved(path)]
-
-
-def _without_place(taken: Path) -> dict[str, str]:
-    """Complaints about checkpoints beside `taken` that have higher numbers but no valid manifest, by name."""
-    complaints = {}
-    for path in map(Path, sort_checkpoints(taken.parent)):
-        is_higher = (checkpoint_step(path) or 0) > (checkpoint_step(taken) or 0)
-        try:
-            if not is_higher or not children_of(path):
-                continue
-            if not is_file(path / MANIFEST_NAME):
-                raise InvalidCheckpointError(
-                    f"{path} has no {MANIFEST_NAME}, so it is unknown when it was written, and whether it is "
-                    "complete. To resume from it anyway, give its path."
-                )
-            read_manifest(path)
-        except InvalidCheckpointError as error:
-            complaints[path.name] = str(error)
-    return complaints
-
-
-def _looks_saved(folder: Path) -> bool:
-    """Whether it is a checkpoint, or cannot be read, which is an error later."""
-    try:
-        return is_file(folder / MANIFEST_NAME) or _holds_weights(folder)
-    except InvalidCheckpointError:
-        return True
-
-
 def _holds_weights(folder: Path) -> bool:
     return any(is_file(folder / name) for name in WEIGHT_FILES)
 
 
-def _names_read(folder: Path) -> set[str]:
-    """The files of a checkpoint that a resume reads."""
+def _is_before(one: Path, other: Path) -> bool:
+    return (checkpoint_step(one) or 0) < (checkpoint_step(other) or 0)
+
+
+def _holds_weights_alone(folder: Path) -> bool:
+    try:
+        return _holds_weights(folder) and not is_file(folder / MANIFEST_NAME)
+    except InvalidCheckpointError:  # it cannot be read
+        return False
+
+
+def _check(folder: Path) -> None:
+    """Compare the files that a resume reads with the manifest."""
     manifest = read_manifest(folder)
     parts = part_names(manifest)
     suffixes = (".safetensors", ".bin") if _RUN_PART in parts else (".safetensors", ".bin", ".pt", ".pth")
     read = {TRAINER_STATE_NAME, SHARDS_NAME, INDEX_NAME, OPTIMIZER_NAME, *(f"{part}.json" for part in parts)}
     names = {entry.name for entry in manifest.files} - {TRAINING_ARGS_NAME}
-    return {name for name in names if name in read or name.endswith(suffixes)}
+    verify(folder, {name for name in names if name in read or name.endswith(suffixes)})
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -318,3 +302,84 @@ def _memory(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor) or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+# ----------------------------------------------------------------------------------------------- files and adapters
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The weights in a folder, by name, from any of the usual files."""
+    if is_file(folder / WEIGHTS_NAME):
+        return read_safetensors(folder / WEIGHTS_NAME)
+    if is_file(folder / INDEX_NAME):
+        return {
+            name: value
+            for file in _files_of_index(folder / INDEX_NAME)
+            for name, value in read_safetensors(folder / file).items()
+        }
+    if is_file(folder / OLD_WEIGHTS_NAME):
+        return load_portable(folder / OLD_WEIGHTS_NAME)
+    raise InvalidCheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHT_FILES)} is there.")
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors in a safetensors file, by name."""
+    with open_plain_file(path) as file:
+        return dict(read_tensors(filling_from(file, path), path.stat().st_size, what=str(path)))
+
+
+def _files_of_index(path: Path) -> list[str]:
+    """The files that an index names. They must be in its folder."""
+    try:
+        with explained_reading(path):
+            text = path.read_text(encoding="utf-8")
+        files = sorted(set(json.loads(text)["weight_map"].values()))
+        if any(Path(file).name != file for file in files):
+            raise ValueError("it names files elsewhere")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(f"{path} is not an index of weights: {error!r}.") from error
+    return files
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether this is a PEFT model."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def frozen_base(model: nn.Module) -> set[str]:
+    """The names of the frozen base in the state of a PEFT model; none for other models."""
+    if not has_adapters(model):
+        return set()
+    parts = {f".{name}." for name in model.peft_config}  # type: ignore[union-attr]  # a dict
+    frozen = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad and not any(part in f"{name}." for part in parts)
+    }
+    # Quantized layers keep the statistics of a parameter under names that begin with its own.
+    beginnings = ((name, itertools.accumulate(name.split("."), "{}.{}".format)) for name in canonical_state_dict(model))
+    return {name for name, starts in beginnings if not frozen.isdisjoint(starts)}
+
+
+def fingerprint_of(model: nn.Module, names: Collection[str]) -> str:
+    """A hash of a few values of each of these tensors, to detect another base."""
+    digest = hashlib.sha256()
+    for name, value in canonical_state_dict(model).items():
+        if name in names and isinstance(value, torch.Tensor):
+            some = own_part(value).detach().flatten()[:_VALUES_LOOKED_AT].cpu().contiguous()
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Load the adapters of `model` from files of PEFT."""
+    peft = require("peft", needed_by=type(model).__name__)
+    for name in model.peft_config:
+        path = (folder if name == "default" else folder / name) / ADAPTER_NAME
+        loaded = peft.set_peft_model_state_dict(model, read_safetensors(path), adapter_name=name)
+        if loaded.unexpected_keys:
+            raise InvalidCheckpointError(
+                f"{path} has weights that the adapter {name!r} of this {type(model).__name__} does not have: "
+                f"{', '.join(loaded.unexpected_keys)}. Make it with the same configuration as when it was saved."
+            )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import MissingMetricError
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 
 if TYPE_CHECKING:

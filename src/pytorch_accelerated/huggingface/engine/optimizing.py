@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -12,8 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.fields import Arguments
-from pytorch_accelerated.huggingface.arguments.strategies import OptimizerNames, SchedulerType
+from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
 from pytorch_accelerated.optional import require
 
 Factor = Callable[[int], float]
@@ -98,17 +99,14 @@ def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], a
 
 def _parsed(optim_args: str | None) -> dict[str, Any]:
     """The values in ``name=value,name=value``: numbers and bools if they look like it, else strings."""
-    words = {"True": True, "true": True, "False": False, "false": False, "None": None}
     values: dict[str, Any] = {}
     for pair in filter(None, (optim_args or "").replace(" ", "").split(",")):
         name, separator, text = pair.partition("=")
         if not separator:
-            raise ConfigurationError(
-                f"`optim_args` is {optim_args!r}: write name=value pairs with commas between them."
-            )
+            raise ConfigurationError(f"`optim_args` is {optim_args!r}: write name=value,name=value.")
         try:
-            values[name] = words[text] if text in words else float(text) if "." in text or "e" in text else int(text)
-        except ValueError:
+            values[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)
+        except (SyntaxError, ValueError):
             values[name] = text
     return values
 
@@ -154,11 +152,7 @@ def _linear(*, warmup: int, total: int) -> Factor:
     return _warmed_up(warmup, lambda step: max(0.0, (total - step) / max(1, total - warmup)))
 
 
-def _cosine(*, warmup: int, total: int, num_cycles: float = 0.5) -> Factor:
-    return _cosine_above(0.0, warmup, total, num_cycles)
-
-
-def _cosine_with_min_lr(
+def _cosine(
     *,
     warmup: int,
     total: int,
@@ -167,35 +161,29 @@ def _cosine_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> Factor:
+    """Down to a least rate, given itself or as a share of the peak."""
     if (min_lr is None) == (min_lr_rate is None):
         raise TypeError("give one of min_lr and min_lr_rate")
-    least = min_lr / peak if min_lr is not None else min_lr_rate
-    assert least is not None
-    return _cosine_above(least, warmup, total, num_cycles)
+    least = min_lr / peak if min_lr_rate is None else min_lr_rate  # type: ignore[operator]  # one of them is given
 
-
-def _cosine_warmup_with_min_lr(
-    *, warmup: int, total: int, peak: float, warmup_lr_rate: float | None = None, **arguments: Any
-) -> Factor:
-    """The same, one step ahead: the first update has a rate above 0, `warmup_lr_rate` of the peak if that is given."""
-    cosine = _cosine_with_min_lr(warmup=0, total=total - warmup, peak=peak, **arguments)
-
-    def factor(step: int) -> float:
-        if step >= warmup:
-            return cosine(step - warmup + 1)
-        if warmup_lr_rate is None:
-            return (step + 1) / max(1, warmup)
-        return warmup_lr_rate + (1 - warmup_lr_rate) * step / max(1, warmup - 1)
-
-    return factor
-
-
-def _cosine_above(least: float, warmup: int, total: int, num_cycles: float) -> Factor:
     def factor(step: int) -> float:
         wave = 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * _progress(step, warmup, total)))
         return max(0.0, wave * (1 - least) + least)
 
     return _warmed_up(warmup, factor)
+
+
+def _cosine_one_step_ahead(
+    *, warmup: int, total: int, peak: float, warmup_lr_rate: float | None = None, **arguments: Any
+) -> Factor:
+    """The same, but the first update has a rate above 0: `warmup_lr_rate` of the peak, if that is given."""
+    cosine = _cosine(warmup=0, total=total - warmup, peak=peak, **arguments)
+    first = 1 / max(1, warmup) if warmup_lr_rate is None else warmup_lr_rate
+
+    def factor(step: int) -> float:
+        return cosine(step - warmup + 1) if step >= warmup else first + (1 - first) * step / max(1, warmup - 1)
+
+    return factor
 
 
 def _cosine_with_restarts(*, warmup: int, total: int, num_cycles: int = 1) -> Factor:
@@ -266,13 +254,13 @@ def _warmup_stable_decay(
 
 _SCHEDULES: dict[SchedulerType, Callable[..., Factor]] = {
     SchedulerType.LINEAR: _linear,
-    SchedulerType.COSINE: _cosine,
+    SchedulerType.COSINE: functools.partial(_cosine, min_lr_rate=0.0),
     SchedulerType.COSINE_WITH_RESTARTS: _cosine_with_restarts,
     SchedulerType.POLYNOMIAL: _polynomial,
     SchedulerType.CONSTANT: _constant,
     SchedulerType.CONSTANT_WITH_WARMUP: _constant_with_warmup,
     SchedulerType.INVERSE_SQRT: _inverse_sqrt,
-    SchedulerType.COSINE_WITH_MIN_LR: _cosine_with_min_lr,
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _cosine_warmup_with_min_lr,
+    SchedulerType.COSINE_WITH_MIN_LR: _cosine,
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _cosine_one_step_ahead,
     SchedulerType.WARMUP_STABLE_DECAY: _warmup_stable_decay,
 }

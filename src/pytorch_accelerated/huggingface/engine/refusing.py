@@ -11,28 +11,28 @@ from torch import nn
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
-from pytorch_accelerated.huggingface.arguments.strategies import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.processes.accelerators import send_to_device
 
 # Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.
 _HOOKS_ELSEWHERE = {
-    "_clip_grad_norm": "Set `max_grad_norm` to 0, and change the gradients in `on_pre_optimizer_step` of a callback.",
+    "_clip_grad_norm": "Set `max_grad_norm` to 0, and change gradients in `on_pre_optimizer_step`.",
     "_get_grad_norm": "Override `log`, which gets it.",
     "_get_learning_rate": "Override `log`, which gets it, or call `get_learning_rates`.",
     "_get_num_items_in_batch": "Override `count_items`, which gets one batch.",
     "_get_output_dir": "Give `output_dir`, and read `args.output_dir`.",
-    "_inner_training_loop": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
-    "_load_optimizer_and_scheduler": "Override `create_optimizer_and_scheduler`; their states are loaded afterwards.",
+    "_inner_training_loop": "Override `training_step`, or use the native Trainer.",
+    "_load_optimizer_and_scheduler": "Override `create_optimizer_and_scheduler`.",
     "_load_rng_state": "Set generators in `on_train_begin` of a callback.",
     "_maybe_log_save_evaluate": "Override `log`, `evaluate` or `_save_checkpoint`.",
     "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
     "_prepare_input": "Override or call `_prepare_inputs`, which gets the whole batch.",
     "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted.",
-    "_run_epoch": "Override `training_step`, or hooks of the native `pytorch_accelerated.Trainer`.",
+    "_run_epoch": "Override `training_step`, or use the native Trainer.",
     "_save_rng_state": "Override `_save_checkpoint`.",
     "_track_num_input_tokens": "Set `main_input_name` of the model to what counts.",
-    "_wrap_model": "Use accelerate's configuration, or hooks of the native `pytorch_accelerated.Trainer`.",
+    "_wrap_model": "Use accelerate's configuration, or the native Trainer.",
     "autocast_smart_context_manager": "Override `compute_loss_context_manager`.",
     "create_accelerator_and_postprocess": "Give the arguments, or configure accelerate by its variables.",
     "prediction_loop": "Override or call `evaluation_loop`.",
@@ -61,12 +61,7 @@ def refuse_method(kind: type[Any], name: str) -> None:
 
 
 def complaints_about_parts(
-    args: TrainingArguments,
-    *,
-    model: Any,
-    model_init: Any,
-    optimizers: tuple[Any, Any],
-    optimizer_cls_and_kwargs: Any,
+    args: TrainingArguments, model: Any, model_init: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any
 ) -> list[str]:
     """The reasons why a trainer cannot be made of what its constructor was given.
 
@@ -74,10 +69,8 @@ def complaints_about_parts(
         ArgumentTypeError: for arguments, a model or an optimizer of the wrong type.
     """
     if not isinstance(args, TrainingArguments):
-        raise ArgumentTypeError(
-            f"`args` is of the class {type(args).__module__}.{type(args).__qualname__}, whose settings this trainer "
-            "does not know. Give TrainingArguments of pytorch_accelerated.huggingface."
-        )
+        name = f"{type(args).__module__}.{type(args).__qualname__}"
+        raise ArgumentTypeError(f"`args` is a {name}: give TrainingArguments of pytorch_accelerated.huggingface.")
     complaints = []
     optimizer, scheduler = optimizers
     if (model is None) == (model_init is None):
@@ -86,19 +79,13 @@ def complaints_about_parts(
     elif model is not None and not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"`model` is {model!r}, which is not an nn.Module. Give an instance of one.")
     if (optimizer is not None or scheduler is not None) and (model_init is not None or args.fsdp):
-        complaints.append(
-            "`optimizers` belong to the parameters of one whole model, but `model_init` makes another one for each "
-            "training, and `fsdp` shards them: pass `optimizer_cls_and_kwargs`, or override `create_optimizer`"
-        )
+        complaints.append("`optimizers` don't go with `model_init` or `fsdp`: pass `optimizer_cls_and_kwargs`")
     if optimizer is not None and optimizer_cls_and_kwargs is not None:
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
     if optimizer is not None:
         check_optimizer(optimizer, (), has_own_step=True)  # its parameters are checked when it trains
-    complaints += check_parts(
-        args,
-        has_optimizer=optimizer is not None or optimizer_cls_and_kwargs is not None,
-        has_scheduler=scheduler is not None,
-    )
+    has_optimizer = optimizer is not None or optimizer_cls_and_kwargs is not None
+    complaints += check_parts(args, has_optimizer=has_optimizer, has_scheduler=scheduler is not None)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         complaints.append("`args.metric_for_best_model` must be provided, because `save_strategy` is 'best'")
     return complaints
@@ -108,19 +95,11 @@ def complaints_about_data(args: TrainingArguments, train_dataset: Any, *, lacks_
     """The reasons why a run cannot use these datasets, or would have nothing to do."""
     complaints = []
     if not args.num_train_epochs and args.max_steps <= 0:
-        complaints.append(
-            "`num_train_epochs` is 0, so there is nothing to train: give a number above 0, or `max_steps`"
-        )
+        complaints.append("`num_train_epochs` is 0, so there is nothing to train: give more, or `max_steps`")
     if args.eval_strategy != IntervalStrategy.NO and lacks_eval_dataset:
-        complaints.append(
-            f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset` to evaluate: pass one, or "
-            "set it to 'no'"
-        )
+        complaints.append(f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset`: pass one")
     if train_dataset is not None and not hasattr(train_dataset, "__len__") and args.max_steps <= 0:
-        complaints.append(
-            f"the training set, a {type(train_dataset).__name__}, has no length, so it is unknown when to stop: set "
-            "`max_steps`"
-        )
+        complaints.append(f"the training set, a {type(train_dataset).__name__}, has no length: set `max_steps`")
     return complaints
 
 
@@ -138,13 +117,11 @@ def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
         ConfigurationError: says how to make both.
     """
     scheduled = getattr(schedule, "optimizer", None)
-    # Either may be inside accelerate's wrapper.
-    if scheduled is not None and getattr(scheduled, "optimizer", scheduled) is not getattr(
-        optimizer, "optimizer", optimizer
-    ):
+    inner, trained = (getattr(one, "optimizer", one) for one in (scheduled, optimizer))  # of accelerate's wrappers
+    if scheduled is not None and inner is not trained:
         raise ConfigurationError(
-            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains, so the "
-            "learning rate would never change. Make it of that one, or override `create_scheduler`, which gets it."
+            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains. Make "
+            "it of that one, or override `create_scheduler`, which gets it."
         )
 
 

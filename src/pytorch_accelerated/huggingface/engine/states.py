@@ -16,10 +16,17 @@ from pytorch_accelerated.checkpointing.state_folder import part_names, read_stat
 from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
-from pytorch_accelerated.huggingface.checkpoints.saving import StagedCheckpoint, holds_run, weights_in
-from pytorch_accelerated.huggingface.checkpoints.weights import BASE_KEY, WEIGHTS_NAME, fingerprint_of, frozen_base
+from pytorch_accelerated.huggingface.checkpoints.saving import (
+    BASE_KEY,
+    WEIGHTS_NAME,
+    StagedCheckpoint,
+    fingerprint_of,
+    frozen_base,
+    holds_run,
+    weights_in,
+)
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints
 from pytorch_accelerated.training.states import States

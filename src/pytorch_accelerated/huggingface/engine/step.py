@@ -12,9 +12,8 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.compat.torch import norms_of
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
-from pytorch_accelerated.huggingface.collating import items_of_update
 from pytorch_accelerated.huggingface.events import Events, is_ours
-from pytorch_accelerated.huggingface.knowledge import reads_scale
+from pytorch_accelerated.huggingface.knowledge import items_of_update, reads_scale
 from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.processes.accelerators import send_to_device

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.huggingface.arguments.strategies import SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.engine.measuring import TrainingLog
 from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
 from pytorch_accelerated.huggingface.trainer_utils import (
