@@ -1,4 +1,4 @@
-"""Damaged folders are noticed, and states before them used. Hostile ones: `tests.chaos.test_hostile_folders`."""
+"""Damaged folders are noticed, and states before them used. Hostile ones: `test_damage`."""
 
 import json
 import os
