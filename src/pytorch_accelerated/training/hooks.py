@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -47,7 +48,6 @@ class TrainerHooks:
 
     #: Names of events that a subclass emits itself, so that callbacks with such methods are not considered misspelt.
     custom_events: tuple[str, ...] = ()
-    run_context: Context
     model = view("model")
     optimizer = view("optimizer")
     scheduler = view("scheduler")
@@ -71,10 +71,12 @@ class TrainerHooks:
     _kind_of_states = States
     _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        trainer = super().__new__(cls)
-        trainer.run_context = Context(trainer, trainer)  # a subclass may assign attributes before our constructor
-        return trainer
+    @functools.cached_property
+    def run_context(self) -> Context:
+        """What the current or last call holds; made at first use, since a subclass may assign attributes before our
+        constructor.
+        """
+        return Context(self, self)
 
     @knows_other_names
     def __init__(
