@@ -27,18 +27,10 @@ from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
+from pytorch_accelerated.training import preparing
 from pytorch_accelerated.training.checks import check_evaluation, check_training, refuse_within_a_run
 from pytorch_accelerated.training.evaluation import Evaluation, gather_rows, predict_rows
 from pytorch_accelerated.training.hooks import TrainerHooks
-from pytorch_accelerated.training.preparing import (
-    create_run_config,
-    loader_of_pass,
-    prediction_loader,
-    prepare_evaluation,
-    prepare_loaders,
-    prepare_model,
-    prepare_training,
-)
 from pytorch_accelerated.training.starting import at_work, ending
 from pytorch_accelerated.training.training import Training
 
@@ -212,7 +204,7 @@ class Trainer(TrainerHooks):
         with self._during_run(settings) as context:
             context.training = self._create_training(context)
             state = context.states.find(resume_from)
-            prepare_training(
+            preparing.prepare_training(
                 context, train_dataloader_kwargs, eval_dataloader_kwargs, state, resets_history=reset_run_history
             )
             if state is not None:
@@ -258,7 +250,7 @@ class Trainer(TrainerHooks):
             self.run_history.reset()
         records_before = len(self.run_history.records)
         with self._during_run(settings) as context:
-            prepare_evaluation(context, per_device_batch_size, dataloader_kwargs)
+            preparing.prepare_evaluation(context, per_device_batch_size, dataloader_kwargs)
             self._run_evaluation()
         new_names = {record.name for record in self.run_history.records[records_before:]}
         return {
@@ -297,10 +289,12 @@ class Trainer(TrainerHooks):
         """
         check_positive_count("per_device_batch_size", per_device_batch_size)
         check_parts(self.model, self.loss_func)
-        loader = prediction_loader(dataset, per_device_batch_size, dataloader_kwargs, collate_fn or self.collate_fn)
+        loader = preparing.prediction_loader(
+            dataset, per_device_batch_size, dataloader_kwargs, collate_fn or self.collate_fn
+        )
         with (
             self._during_run(TrainSettings(num_epochs=1)) as context,
-            loader_of_pass(context, loader, dataloader_kwargs) as adapted,
+            preparing.loader_of_pass(context, loader, dataloader_kwargs) as adapted,
         ):
             return predict_rows(context, adapted, output_path)
 
@@ -644,10 +638,10 @@ class Trainer(TrainerHooks):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
         context = self.run_context
-        prepare_model(context, for_training=context.loaders.train is not None)
-        prepare_loaders(context)
+        preparing.prepare_model(context, for_training=context.loaders.train is not None)
+        preparing.prepare_loaders(context)
 
-    _create_run_config = create_run_config
+    _create_run_config = preparing.create_run_config
 
 
 class TrainerWithTimmScheduler(Trainer):

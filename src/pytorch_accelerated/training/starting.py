@@ -14,10 +14,10 @@ from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.processes.ranks import UnevenRanks
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochClock
+from pytorch_accelerated.training import rescuing
 from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.evaluation_sets import EvaluationSets
 from pytorch_accelerated.training.reports import LossReports, ShownWarnings
-from pytorch_accelerated.training.rescuing import Rescuer
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.states import States
 from pytorch_accelerated.training.stopping import Stopping
@@ -91,11 +91,10 @@ def at_work(context: Context) -> Iterator[Context]:
             if isinstance(exception, Exception):
                 updates = context.state.updates
                 add_place(exception, f"epoch {context.history.current_epoch}, after {updates} updates of the run")
-            rescuer = Rescuer(context)
-            rescuer.save(exception)
+            rescuing.save_after(context, exception)
             show_note(exception)
-            error = rescuer.explained(exception)
-            rescuer.tell_of(error)
+            error = rescuing.explained(context, exception)
+            rescuing.tell_of(context, error)
             if error is exception:
                 raise
             raise error from exception
