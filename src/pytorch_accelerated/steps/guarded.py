@@ -15,11 +15,10 @@ import torch
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
-from pytorch_accelerated.checkpointing.verify import list_states, verify
 from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.numerics import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.preparation import is_replicated
@@ -32,7 +31,6 @@ from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
-    from pytorch_accelerated.training.saves import Saves
 
 
 def refuse_what_cannot_be_held_back(
@@ -65,44 +63,6 @@ class RollBack(Exception):
     def __init__(self, state: Path) -> None:
         super().__init__()
         self.state = state
-
-
-class Rollbacks:
-    """Finds the training state that a run can go back to.
-
-    States that are already in the folders of the callbacks when this is created belong to other runs.
-
-    Args:
-        callbacks: the callbacks of the trainer.
-        saves: the saves of the run.
-        resumed_from: the training state that the run was resumed from, if any.
-        is_first: whether this is rank 0, the only one that looks at folders.
-    """
-
-    def __init__(self, callbacks: Iterable[Any], saves: Saves, resumed_from: Path | None, *, is_first: bool) -> None:
-        self.finish_saves = saves.finish
-        self._resumed_from = resumed_from
-        self._newest_of_others: dict[Path, int] = {}
-        for saver in savers_among(callbacks) if is_first else ():
-            serials = [manifest.serial for _, manifest in list_states(Path(saver.save_dir))]
-            self._newest_of_others[Path(saver.save_dir)] = max(serials, default=0)
-
-    def newest_state(self) -> Path | None:
-        """The newest valid training state of this run. For rank 0."""
-        states = [
-            (manifest.facts["updates"], manifest.serial, folder)
-            for place, newest_of_others in self._newest_of_others.items()
-            for folder, manifest in list_states(place)
-            if manifest.serial > newest_of_others and "updates" in manifest.facts
-        ]
-        folders = [folder for *_, folder in sorted(states, reverse=True)]
-        for folder in [*folders, *([self._resumed_from] if self._resumed_from is not None else [])]:
-            try:
-                verify(folder)
-            except InvalidCheckpointError:
-                continue
-            return folder
-        return None
 
 
 def savers_among(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
@@ -154,11 +114,6 @@ class GuardedStep(UndoneStep):
         assert isinstance(context.losses, FiniteLossTracker)
         self._losses = context.losses
         self._left_out: set[int] = set()  # updates that could not be applied, by the number of updates before them
-        self._rollbacks = None
-        if context.settings.nonfinite_policy == "rollback":
-            self._rollbacks = Rollbacks(
-                context.callbacks, context.saves, context.resumed_from, is_first=context.ranks.is_first
-            )
 
     def update(self, update: Update) -> None:
         """One update, unless the run went back in order to leave this one out."""
@@ -178,7 +133,7 @@ class GuardedStep(UndoneStep):
         if self._is_finite(is_skipped):
             super().finish(calls, is_skipped=is_skipped)
             return
-        ranks, settings, rollbacks = self.context.ranks, self.context.settings, self._rollbacks
+        ranks, settings, saves = self.context.ranks, self.context.settings, self.context.saves
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
@@ -194,9 +149,9 @@ class GuardedStep(UndoneStep):
                 f"`max_skipped_updates` ({settings.max_skipped_updates}) allows, so the weights are those after update "
                 f"{good}. Look for bad values in the data, and for a division, root or logarithm of 0 in the loss."
             )
-        if rollbacks is not None:
-            rollbacks.finish_saves()
-            state = ranks.do_on_first(rollbacks.newest_state)
+        if settings.nonfinite_policy == "rollback":
+            saves.finish()
+            state = ranks.do_on_first(lambda: saves.newest_whole(self.context.resumed_from))
             if state is not None:
                 warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
                 raise RollBack(state)

@@ -13,6 +13,7 @@ from typing import Any
 from pytorch_accelerated.checkpointing.disk import resolved
 from pytorch_accelerated.checkpointing.run_folder import FolderLock, StateFolders
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
+from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.processes.ranks import Ranks
@@ -99,6 +100,14 @@ class Saves:
             self.writer.close()
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
+
+    def newest_whole(self, before: Path | None) -> Path | None:
+        """The newest undamaged state of this run: one that it has saved, or the one `before` them. For rank 0."""
+        for path in [*(state.path for state in reversed(self.all)), *filter(None, [before])]:
+            with contextlib.suppress(CheckpointError):
+                verify(path)
+                return path
+        return None
 
     def newest(self) -> Path | None:
         """The newest state that this run has saved."""
