@@ -162,19 +162,10 @@ class Context:
         self.trainer.print(*args, **kwargs)
 
 
-class _View:
-    def __init__(self, path: str) -> None:
-        owner, _, self._name = f"run_context.{path}".rpartition(".")
-        self._owner = operator.attrgetter(owner)
-        self._read = operator.attrgetter(f"run_context.{path}")
-
-    def __get__(self, trainer: Any, kind: type | None = None) -> Any:
-        return self if trainer is None else self._read(trainer)
-
-    def __set__(self, trainer: Any, value: Any) -> None:
-        setattr(self._owner(trainer), self._name, value)
-
-
 def view(path: str) -> Any:
     """An attribute of the trainer that is kept in its context, at `path`: reading and assigning it goes there."""
-    return _View(path)
+    owner, _, name = f"run_context.{path}".rpartition(".")
+    owner_of = operator.attrgetter(owner)
+    return property(
+        operator.attrgetter(f"run_context.{path}"), lambda self, value: setattr(owner_of(self), name, value)
+    )

@@ -18,8 +18,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.held import held_parts, trained_outside
 from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import own_parts
-from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
-from pytorch_accelerated.steps.late_counts import LateCounts
+from pytorch_accelerated.steps.hook_output import LateCounts, adding_nothing, loss_and_size
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context

@@ -50,7 +50,9 @@ def batch_loss(
         )
     inputs, targets = batch[:2]
     outputs = model(inputs)
-    _refuse_pairs(loss_func, outputs, targets)
+    # Whole numbers may be classes.
+    if isinstance(targets, torch.Tensor) and targets.is_floating_point() and would_broadcast(outputs, targets):
+        _refuse_pairs(loss_func, outputs, targets)
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": size}
 
 
@@ -60,8 +62,6 @@ def _refuse_pairs(loss_func: Any, outputs: Any, targets: Any) -> None:
     Raises:
         DataError: says what to do.
     """
-    if not would_broadcast(outputs, targets) or not targets.is_floating_point():  # whole numbers may be classes
-        return
     while isinstance(loss_func, functools.partial):
         loss_func = loss_func.func
     if getattr(loss_func, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss"):

@@ -45,27 +45,22 @@ class Stopping:
         seconds = self._context.settings.max_seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether this rank has a reason to stop, other than the time."""
-        wish, failure = self._context.emitter.wish, self._context.saves.writer.failure
-        return wish is not None or failure is not None or bool(self.signals.number)
-
     def is_due(self, updates: int) -> bool:
         """Whether it is time to agree, after `updates` updates without a callback that could have asked to stop."""
         return self._pace.is_due(updates)
 
     def stop_if_asked(self) -> None:
         """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks."""
-        emitter = self._context.emitter
-        if self._deadline is not None and time.monotonic() >= self._deadline and self._context.ranks.is_first:
+        emitter, ranks = self._context.emitter, self._context.ranks
+        if self._deadline is not None and time.monotonic() >= self._deadline and ranks.is_first:
             duration = self._context.settings.max_duration
             emitter.wish = emitter.wish or StopTrainingError(f"`max_duration` ({duration}) is over.")
-        if self._finishes_passes or (self._context.ranks.count == 1 and not self.is_asked):
+        is_asked = emitter.wish is not None or self.signals.number or self._context.saves.writer.failure is not None
+        if self._finishes_passes or (ranks.count == 1 and not is_asked):
             return
         if self._agree(self._pace, self._context.state.updates, emitter.wish is not None):
             wish, emitter.wish = emitter.wish, None
-            reasons = self._context.ranks.exchange("" if wish is None else str(wish))
+            reasons = ranks.exchange("" if wish is None else str(wish))
             raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
 
     def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:

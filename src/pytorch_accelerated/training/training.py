@@ -238,8 +238,7 @@ class Training:
             with context.epoch_clock.paused():
                 requests.act(state)
         # One process knows whether it is asked; several must agree on that, now and then.
-        is_due = stopping.is_asked if context.uneven is None else stopping.is_due(state.updates)
-        if self.all_agree_after_each_update or is_due:
+        if context.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
             stopping.stop_if_asked()
 
     def _look_at_losses(self) -> None:
