@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES
+from pytorch_accelerated.compat.torch import module_versions, set_module_versions
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.models.sharding import Shard, is_sharded, shard_of
 
@@ -192,8 +193,8 @@ class _Encoder:
         node = {"$": {dict: "dict", OrderedDict: "ordered dict", Counter: "counter"}[type(value)], "items": items}
         # Modules keep the version of their state dict's format here. Without it, a module whose format has changed
         # would convert a current state as if it were an old one.
-        if type(value) is OrderedDict and hasattr(value, "_metadata"):
-            node["metadata"] = self.encode(value._metadata, f"{path}._metadata", depth + 1)
+        if type(value) is OrderedDict and (versions := module_versions(value)) is not None:
+            node["metadata"] = self.encode(versions, f"{path}._metadata", depth + 1)
         return node
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
@@ -330,7 +331,7 @@ class _Decoder:
     def _ordered_dict(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
         ordered = OrderedDict(items)
         if metadata is not None:
-            ordered._metadata = metadata  # type: ignore[attr-defined]
+            set_module_versions(ordered, metadata)
         return ordered
 
     def _tensor(self, name: str, stride: Any = None) -> torch.Tensor:
