@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
     from pytorch_accelerated.training.training import Training
 
 
+# The trainer's attributes that a subclass may define in its own way, and what they are called in a context.
+_FIELDS = {
+    "model": "model",
+    "optimizer": "optimizer",
+    "scheduler": "scheduler",
+    "run_history": "history",
+    "run_state": "state",
+    "run_config": "config",
+    "callback_handler": "callbacks",
+}
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
 
 
@@ -169,3 +180,24 @@ def view(path: str) -> Any:
     return property(
         operator.attrgetter(f"run_context.{path}"), lambda self, value: setattr(owner_of(self), name, value)
     )
+
+
+def first_context(trainer: Any, base: type) -> Context:
+    """The context of a new trainer. Attributes that its class defines itself, not as views, stay the trainer's own.
+
+    Args:
+        trainer: the trainer.
+        base: the class of it that has the views.
+    """
+    own = {
+        field: _attribute_of_trainer(name)
+        for name, field in _FIELDS.items()
+        if inspect.getattr_static(type(trainer), name) is not vars(base)[name]
+    }
+    kind: type[Context] = type("Context", (Context,), own) if own else Context
+    return kind(trainer, trainer)
+
+
+def _attribute_of_trainer(name: str) -> property:
+    read = operator.attrgetter(f"trainer.{name}")
+    return property(read, lambda context, value: setattr(context.trainer, name, value))

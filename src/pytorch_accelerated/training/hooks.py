@@ -23,7 +23,7 @@ from pytorch_accelerated.data.building import (
     effective_kwargs,
 )
 from pytorch_accelerated.data.updates import Loaders
-from pytorch_accelerated.facts.context import Context, view
+from pytorch_accelerated.facts.context import Context, first_context, view
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events
 from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
@@ -76,7 +76,7 @@ class TrainerHooks:
         """What the current or last call holds; made at first use, since a subclass may assign attributes before our
         constructor.
         """
-        return Context(self, self)
+        return first_context(self, TrainerHooks)
 
     @knows_other_names
     def __init__(

@@ -32,7 +32,7 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
         kind_of_states: how training states are written and loaded.
     """
     ranks = before.ranks
-    context = Context(
+    context = type(before)(
         before.trainer,
         before.holder,
         before.given,
