@@ -24,12 +24,13 @@ from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints import restoring, saving
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
-from pytorch_accelerated.huggingface.engine.order import Order, Overridable, with_batches_that_fit
+from pytorch_accelerated.huggingface.engine.order import Order, with_batches_that_fit
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
@@ -134,12 +135,12 @@ class Trainer(TrainerHooks):
         parallel.seed_run(args)
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
-        if train_dataset is not None:
-            complaints += _complaints_about_data(self, args, train_dataset, eval_dataset)
-        refusing.refuse(complaints)
         self.args = args
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
+        if train_dataset is not None:
+            complaints += _complaints_about_data(self)
+        refusing.refuse(complaints)
         self.processing_class = processing_class
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -214,7 +215,7 @@ class Trainer(TrainerHooks):
         if trial is not None:
             raise ConfigurationError("`trial` must be None: make a Trainer with the trial's arguments for each trial.")
         self.args.check()
-        refusing.refuse(_complaints_about_data(self, self.args, self.train_dataset, self.eval_dataset))
+        refusing.refuse(_complaints_about_data(self))
         if self.model_init is not None:
             parallel.seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init()
@@ -236,22 +237,20 @@ class Trainer(TrainerHooks):
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             self.state = _new_state(self)
             order = Order(
-                Overridable(
-                    evaluate=self._evaluate,
-                    determine_best_metric=self._determine_best_metric,
-                    save_checkpoint=self._save_checkpoint,
-                    load_from_checkpoint=self._load_from_checkpoint,
-                    load_best_model=self._load_best_model,
-                    load_callback_state=self._load_callback_state,
-                ),
-                knowledge.BatchCounter(
+                evaluate=self._evaluate,
+                determine_best_metric=self._determine_best_metric,
+                save_checkpoint=self._save_checkpoint,
+                load_from_checkpoint=self._load_from_checkpoint,
+                load_best_model=self._load_best_model,
+                load_callback_state=self._load_callback_state,
+                counter=knowledge.BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),
                     input_name=knowledge.main_input_name(self.model),
                     pad_token_id=getattr(self.processing_class, "pad_token_id", None),
                 ),
-                batch_size,
-                ignore_keys_for_eval,
+                batch_size=batch_size,
+                ignore_keys=ignore_keys_for_eval,
             )
             return engine.run_training(order, checkpoint)
 
@@ -447,9 +446,7 @@ class Trainer(TrainerHooks):
             return loss, None, None
         # If the loss is computed from labels outside the model, the model's outputs do not begin with it.
         is_outside = loss_takes_labels(self) and "labels" in inputs and is_ours(self.compute_loss)
-        logits = evaluating.detached(
-            evaluating.outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside)
-        )
+        logits = evaluating.outputs_without_loss(outputs, ignore_keys, has_loss=returns_loss and not is_outside)
         kept = evaluating.detached(labels or ()) if returns_loss else None
         return loss, evaluating.detached(logits), kept[0] if kept is not None and len(kept) == 1 else kept
 
@@ -684,13 +681,17 @@ class Trainer(TrainerHooks):
             self.control = control or self.control
 
 
-def _complaints_about_data(
-    trainer: Trainer, args: TrainingArguments, train_dataset: Any, eval_dataset: Any
-) -> list[str]:
+def _complaints_about_data(trainer: Trainer) -> list[str]:
+    """The reasons why a run cannot use these datasets, or would have nothing to do."""
+    args, dataset, complaints = trainer.args, trainer.train_dataset, []
+    if not args.num_train_epochs and args.max_steps <= 0:
+        complaints.append("`num_train_epochs` is 0, so there is nothing to train: give more, or `max_steps`")
     evaluates_as_usual = all(map(is_ours, (trainer.evaluate, trainer.get_eval_dataloader, trainer._evaluate)))
-    return refusing.complaints_about_data(
-        args, train_dataset, lacks_eval_dataset=eval_dataset is None and evaluates_as_usual
-    )
+    if args.eval_strategy != IntervalStrategy.NO and trainer.eval_dataset is None and evaluates_as_usual:
+        complaints.append(f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset`: pass one")
+    if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
+        complaints.append(f"the training set, a {type(dataset).__name__}, has no length: set `max_steps`")
+    return complaints
 
 
 def _new_state(trainer: Trainer) -> TrainerState:

@@ -449,7 +449,53 @@ def _facts(state: Any) -> dict[str, str]:
 _SECTIONS = {"eval_": "eval/", "test_": "test/", "": "train/"}
 
 
-class TensorBoardCallback(TrainerCallback, ExportableState):
+class _Recorder(TrainerCallback, ExportableState):
+    """Base of callbacks that log to records, on the first process of all.
+
+    These are open while a training runs, and for each log outside of one.
+    """
+
+    run_name: str | None = None
+    _is_in_run = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Open the records, if the training was resumed those of its checkpoint, which hide what is logged again."""
+        if state.is_world_process_zero:
+            is_resumed = state.global_step > 0
+            if is_resumed:
+                saved = state.stateful_callbacks.get(type(self).__name__, {})
+                vars(self).update(saved.get("attributes", {}))
+            self._open(args, state, repeats_from=state.global_step + 1 if is_resumed else None)
+            self._is_in_run = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Log the numbers, at the current step."""
+        if logs and state.is_world_process_zero:
+            self._open(args, state)
+            values = {tag_of(name): float(value) for name, value in logs.items() if isinstance(value, numbers.Real)}
+            self._write(Row(state.global_step, values))
+            if not self._is_in_run:
+                self._finish("finished")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Close the records. A later log opens them again."""
+        self._finish("finished")
+
+    def close(self) -> None:
+        """Close the records after an exception."""
+        self._finish("failed")
+
+    def _open(self, args: Any, state: Any, repeats_from: int | None = None) -> None:
+        """Open the records, unless they are open."""
+
+    def _write(self, row: Row) -> None:
+        """Log the values of a step."""
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._is_in_run = False
+
+
+class TensorBoardCallback(_Recorder):
     """Writes the logs for TensorBoard, on the first process of all.
 
     The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
@@ -472,56 +518,35 @@ class TensorBoardCallback(TrainerCallback, ExportableState):
         require("tensorboard", needed_by="TensorBoardCallback")
         self.tb_writer = tb_writer
         self._is_own_writer = tb_writer is None
-        self.run_name: str | None = None
-        self._is_in_run = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:
         """Write the arguments, and the model's configuration if it has one."""
-        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
-        if state.global_step and self.tb_writer is None:
-            self.run_name = saved.get("run_name", self.run_name)
-        # A resumed run hides what was logged after its checkpoint.
-        if not self._is_ready(args, state, purge_step=state.global_step + 1 if state.global_step else None):
-            return
-        self._is_in_run = True
-        self.tb_writer.add_text("args", args.to_json_string())
-        config: Any = getattr(model, "config", None)
-        if hasattr(config, "to_json_string"):
-            self.tb_writer.add_text("model_config", config.to_json_string())
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Write the numbers among the logs, at the current step."""
-        if not logs or not self._is_ready(args, state):
-            return
-        for name, value in logs.items():
-            if isinstance(value, numbers.Real):
-                self.tb_writer.add_scalar(tag_of(name), value, state.global_step)
-        self.tb_writer.flush()
-        if not self._is_in_run:
-            self.close()  # an open writer is a thread
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Close the file. A later log opens another one in the same folder."""
-        self.close()
+        super().on_train_begin(args, state, control)
+        if self._is_in_run:
+            self.tb_writer.add_text("args", args.to_json_string())
+            config: Any = getattr(model, "config", None)
+            if hasattr(config, "to_json_string"):
+                self.tb_writer.add_text("model_config", config.to_json_string())
 
     def state(self) -> dict[str, Any]:
         """What finds the folder again."""
         return {"args": {}, "attributes": {"run_name": self.run_name}}
 
-    def close(self) -> None:
-        """Close the file, at the end of a run or after an exception."""
-        self._is_in_run = False
-        if self.tb_writer is not None and self._is_own_writer:
-            self.tb_writer.close()
-            self.tb_writer = None
-
-    def _is_ready(self, args: Any, state: Any, purge_step: int | None = None) -> bool:
-        if not state.is_world_process_zero:
-            return False
+    def _open(self, args: Any, state: Any, repeats_from: int | None = None) -> None:
         if self.tb_writer is None:
             tensorboard = require("torch.utils.tensorboard", needed_by="TensorBoardCallback")
-            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=purge_step)
-        return True
+            self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=repeats_from)
+
+    def _write(self, row: Row) -> None:
+        for name, value in row.values.items():
+            self.tb_writer.add_scalar(name, value, row.step)
+        self.tb_writer.flush()
+
+    def _finish(self, outcome: Outcome) -> None:
+        super()._finish(outcome)
+        if self.tb_writer is not None and self._is_own_writer:
+            self.tb_writer.close()  # an open writer is a thread
+            self.tb_writer = None
 
     def _folder(self, args: Any) -> str:
         if args.logging_dir is not None:
@@ -541,7 +566,7 @@ def tag_of(name: str) -> str:
     return _SECTIONS[prefix] + name.removeprefix(prefix)
 
 
-class ReportingCallback(TrainerCallback, ExportableState):
+class ReportingCallback(_Recorder):
     """Logs to trackers, on the first process of all: the arguments, and the numbers among the logs.
 
     Values have the names that TensorBoard gets, such as ``train/loss``. A trainer logs to one run of each tracker, also
@@ -560,38 +585,7 @@ class ReportingCallback(TrainerCallback, ExportableState):
     def __init__(self, trackers: Sequence[str]) -> None:
         self._trackers = make_trackers(trackers)
         self._records: OpenRecords | None = None
-        self._is_in_run = False
-        self.run_name: str | None = None
         self.identities: dict[str, str] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Log the arguments; continue the runs of the checkpoint if the training was resumed."""
-        if state.is_world_process_zero:
-            saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
-            is_resumed = state.global_step > 0
-            if is_resumed and saved:
-                self.run_name, self.identities = saved["run_name"], saved["identities"]
-            self._open(args, state, repeats_from=state.global_step + 1 if is_resumed else None)
-            self._is_in_run = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Log the numbers, at the current step."""
-        if not logs or not state.is_world_process_zero:
-            return
-        records = self._records or self._open(args, state, repeats_from=None)
-        values = {tag_of(name): float(value) for name, value in logs.items() if isinstance(value, numbers.Real)}
-        records.add([Row(state.global_step, values)])
-        records.write()
-        if not self._is_in_run:
-            self._finish("finished")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Close the runs. A later log opens them again."""
-        self._finish("finished")
-
-    def close(self) -> None:
-        """Close the runs after an exception."""
-        self._finish("failed")
 
     def state(self) -> dict[str, Any]:
         """What finds the runs again."""
@@ -600,20 +594,25 @@ class ReportingCallback(TrainerCallback, ExportableState):
             "attributes": {"run_name": self.run_name, "identities": self.identities},
         }
 
-    def _open(self, args: Any, state: Any, *, repeats_from: int | None) -> OpenRecords:
+    def _open(self, args: Any, state: Any, repeats_from: int | None = None) -> None:
+        if self._records is not None:
+            return
         folder = Path(args.logging_dir or os.path.join(args.output_dir, "runs"))
         self.run_name = self.run_name or args.run_name or new_run_name()
-        records = OpenRecords(warn, lambda: state.global_step)
+        self._records = OpenRecords(warn, lambda: state.global_step)
         for tracker in self._trackers:
             place = Place(folder, args.project, self.run_name, {})
             identity = self.identities.get(tracker.name)
-            records.start(tracker, place, identity, repeats_from, args.to_sanitized_dict(), [])
-        self.identities = {**self.identities, **records.identities}
-        self._records = records
-        return records
+            self._records.start(tracker, place, identity, repeats_from, args.to_sanitized_dict(), [])
+        self.identities = {**self.identities, **self._records.identities}
+
+    def _write(self, row: Row) -> None:
+        assert self._records is not None
+        self._records.add([row])
+        self._records.write()
 
     def _finish(self, outcome: Outcome) -> None:
-        self._is_in_run = False
+        super()._finish(outcome)
         if self._records is not None:
             records, self._records = self._records, None
             for location in records.finish(outcome):

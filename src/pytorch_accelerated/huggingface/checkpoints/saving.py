@@ -161,29 +161,27 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
     """The checkpoint to resume from: `source`, or with True the newest undamaged one in `output_dir`.
 
     A checkpoint is damaged if a file that a resume reads was changed since `on_save`; one of transformers, without a
-    manifest, cannot be checked, and is only taken where no other is. The newest undamaged one beside a damaged `source`
-    takes its place. Warnings name the damaged ones.
+    manifest, cannot be checked, and is only taken where no other is. If `source` is damaged and the newest in its
+    folder, as scripts find it, the newest undamaged one takes its place. Warnings name the checkpoints passed over.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
-        InvalidCheckpointError: if there are checkpoints, but all are damaged.
+        InvalidCheckpointError: if `source` is damaged, or all checkpoints are.
     """
-    damaged: dict[Path, str] = {}
     if not isinstance(source, bool):
-        folder = Path(source)
-        if not (is_file(folder / MANIFEST_NAME) or _holds_weights(folder)):
-            raise ConfigurationError(
-                f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}."
-            )
-        try:
-            if is_file(folder / MANIFEST_NAME):
-                _check(folder)
+        folder, output_dir = Path(source), Path(source).parent
+        if not is_file(folder / MANIFEST_NAME):
+            if not _holds_weights(folder):
+                raise ConfigurationError(
+                    f"Can't find a valid checkpoint at {folder}: it has none of {', '.join(WEIGHT_FILES)}."
+                )
             return folder
-        except InvalidCheckpointError as error:
-            if checkpoint_step(folder) is None:
+        try:
+            _check(folder)
+            return folder
+        except InvalidCheckpointError:
+            if sort_checkpoints(output_dir)[-1:] != [str(folder)]:
                 raise
-            damaged[folder] = str(error)
-        output_dir = folder.parent
     newest = find_state(output_dir, _check) if state_folders(output_dir) else None
     unchecked = [path for path in map(Path, sort_checkpoints(output_dir)) if _holds_weights_alone(path)]
     if newest is None and not unchecked:
@@ -193,16 +191,12 @@ def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
         )
     if newest is None:
         return unchecked[-1]
-    # Those before it, by number, would not have been taken; and `find_state` names the damaged ones after it.
-    skipped = [
-        f"{path} has no {MANIFEST_NAME}: give its path to resume from it anyway."
-        for path in unchecked
-        if _is_before(newest, path)
-    ]
-    skipped += [why for path, why in damaged.items() if _is_before(path, newest)]
-    if skipped:
-        message = "\n".join([f"Resuming from {newest}; skipped:", *skipped])
-        warn(message)
+    later = [path.name for path in unchecked if (checkpoint_step(path) or 0) > (checkpoint_step(newest) or 0)]
+    if later:
+        names = ", ".join(later)
+        warn(
+            f"Resuming from {newest}; skipped {names} without {MANIFEST_NAME}: give its path to resume from it anyway."
+        )
     return newest
 
 
@@ -213,10 +207,6 @@ def holds_run(folder: Path) -> bool:
 
 def _holds_weights(folder: Path) -> bool:
     return any(is_file(folder / name) for name in WEIGHT_FILES)
-
-
-def _is_before(one: Path, other: Path) -> bool:
-    return (checkpoint_step(one) or 0) < (checkpoint_step(other) or 0)
 
 
 def _holds_weights_alone(folder: Path) -> bool:

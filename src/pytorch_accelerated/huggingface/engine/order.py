@@ -25,8 +25,15 @@ Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
-class Overridable:
-    """Methods of `transformers`' Trainer that scripts override although their names begin with an underscore."""
+class Order:
+    """What the trainer that users see asks of one training, and its methods that scripts override.
+
+    Attributes:
+        evaluate: the trainer's `_evaluate`. The other methods, too, are named like its own without the underscore.
+        counter: of operations and tokens.
+        batch_size: rows of a batch on one device.
+        ignore_keys: outputs of the model that evaluations leave out.
+    """
 
     evaluate: Callable[..., dict[str, float]]
     determine_best_metric: Callable[[dict[str, float], Any], bool]
@@ -34,20 +41,6 @@ class Overridable:
     load_from_checkpoint: Callable[[str], None]
     load_best_model: Callable[[], None]
     load_callback_state: Callable[[], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What the trainer that users see asks of one training.
-
-    Attributes:
-        own: methods of the trainer.
-        counter: of operations and tokens.
-        batch_size: rows of a batch on one device.
-        ignore_keys: outputs of the model that evaluations leave out.
-    """
-
-    own: Overridable
     counter: BatchCounter
     batch_size: int
     ignore_keys: Any

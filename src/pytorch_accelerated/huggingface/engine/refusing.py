@@ -11,7 +11,7 @@ from torch import nn
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
-from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.processes.accelerators import send_to_device
 
@@ -88,18 +88,6 @@ def complaints_about_parts(
     complaints += check_parts(args, has_optimizer=has_optimizer, has_scheduler=scheduler is not None)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         complaints.append("`args.metric_for_best_model` must be provided, because `save_strategy` is 'best'")
-    return complaints
-
-
-def complaints_about_data(args: TrainingArguments, train_dataset: Any, *, lacks_eval_dataset: bool) -> list[str]:
-    """The reasons why a run cannot use these datasets, or would have nothing to do."""
-    complaints = []
-    if not args.num_train_epochs and args.max_steps <= 0:
-        complaints.append("`num_train_epochs` is 0, so there is nothing to train: give more, or `max_steps`")
-    if args.eval_strategy != IntervalStrategy.NO and lacks_eval_dataset:
-        complaints.append(f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset`: pass one")
-    if train_dataset is not None and not hasattr(train_dataset, "__len__") and args.max_steps <= 0:
-        complaints.append(f"the training set, a {type(train_dataset).__name__}, has no length: set `max_steps`")
     return complaints
 
 

@@ -32,7 +32,7 @@ from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, outpu
 from pytorch_accelerated.training.states import States
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.order import Overridable
+    from pytorch_accelerated.huggingface.engine.order import Order
     from pytorch_accelerated.huggingface.engine.training import FaceTraining
 
 
@@ -49,24 +49,24 @@ class CheckpointStates(States):
         return None if source is None else Path(source)
 
     @property
-    def own(self) -> Overridable:
-        """The methods of the trainer for the current training."""
+    def order(self) -> Order:
+        """What the trainer asks of the current training."""
         training: FaceTraining = self.context.training  # type: ignore[assignment]
-        return training.order.own
+        return training.order
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the checkpoint as the Hugging Face trainer does."""
-        context, face, own = self.context, self.context.holder, self.own
+        context, face, order = self.context, self.context.holder, self.order
         saved = read_trainer_state(state)
         if holds_run(state):
             self.load_checkpoint(state)
-            if not is_ours(own.load_from_checkpoint):  # which may load more
-                own.load_from_checkpoint(str(state))
+            if not is_ours(order.load_from_checkpoint):  # which may load more
+                order.load_from_checkpoint(str(state))
         else:
-            load_weights = functools.partial(own.load_from_checkpoint, str(state))
+            load_weights = functools.partial(order.load_from_checkpoint, str(state))
             take_over_foreign(context.trainer, state, saved.global_step, load_weights)
         restore_state(face.state, saved, face.args, context.ranks)
-        own.load_callback_state()
+        order.load_callback_state()
         if face.args.ignore_data_skip:
             context.state.samples_in_epoch = context.state.batches_in_epoch = 0
         if context.state.is_evaluation_due:
@@ -76,7 +76,7 @@ class CheckpointStates(States):
     def load_best(self, best: Path) -> None:
         """Load the weights of the best checkpoint, at the end of a training."""
         try:
-            self.own.load_best_model()
+            self.order.load_best_model()
         except InvalidCheckpointError as error:
             reason = str(error) if best.is_dir() else "its folder is gone."
             raise InvalidCheckpointError(

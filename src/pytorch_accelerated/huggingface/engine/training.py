@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.engine.order import Order
     from pytorch_accelerated.huggingface.engine.states import CheckpointStates
-    from pytorch_accelerated.huggingface.events import Events, TrainerControl, TrainerState
+    from pytorch_accelerated.huggingface.events import Events
     from pytorch_accelerated.huggingface.trainer import Trainer
 
 
@@ -87,21 +87,9 @@ class FaceTraining(Training):
     def _events(self) -> Events:
         return self._engine.events
 
-    @property
-    def _state(self) -> TrainerState:
-        return self.face.state
-
-    @property
-    def _control(self) -> TrainerControl:
-        return self.face.control
-
-    @property
-    def _output_dir(self) -> Path:
-        return output_dir_of(self._args)
-
     def plan(self, loader: Any) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
-        args, state = self._args, self._state
+        args, state = self._args, self.face.state
         state.num_train_epochs, *_, state.max_steps = self.face.set_initial_training_values(args, loader)
         state.train_batch_size = self.order.batch_size
         state.compute_steps(args, state.max_steps)
@@ -146,17 +134,17 @@ class FaceTraining(Training):
     def begin(self) -> None:
         """Prepare callbacks and counts: the engine is about to run."""
         face, engine = self.face, self._engine
-        first_step, max_steps = self._state.global_step + 1, self._state.max_steps
+        first_step, max_steps = self.face.state.global_step + 1, self.face.state.max_steps
         if self._args.save_strategy != SaveStrategy.NO:
-            self.context.saves.claim_folder(self._output_dir, "output_dir")
-            folder, first = self._output_dir, self.context.ranks.do_on_first
+            folder, first = output_dir_of(self._args), self.context.ranks.do_on_first
+            self.context.saves.claim_folder(folder, "output_dir")
             first(lambda: refuse_steps_taken_by_others(folder, first_step, max_steps))
         face.optimizer, face.model_wrapped = engine.optimizer, engine.model
         handler = face.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = face.model, face.optimizer, face.lr_scheduler
         handler.train_dataloader = self.context.loaders.train
-        self.log, self._first_step = TrainingLog(self), self._state.global_step
-        self.first_tokens = self._state.num_input_tokens_seen
+        self.log, self._first_step = TrainingLog(self), self.face.state.global_step
+        self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
         logger.info(
             "Training begins: steps %d to %d, %s",
@@ -166,7 +154,7 @@ class FaceTraining(Training):
         )
         self._events.fire("on_train_begin")
         if self._args.eval_on_start:
-            self.order.own.evaluate(None, self.order.ignore_keys, skip_scheduler=True)
+            self.order.evaluate(None, self.order.ignore_keys, skip_scheduler=True)
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or method of the user may set flags on one rank alone."""
@@ -215,7 +203,7 @@ class FaceTraining(Training):
 
     def end_step(self) -> None:
         """Do what is due after an update: the safe point."""
-        state = self._state
+        state = self.face.state
         state.global_step, state.epoch = self.context.state.updates, self.epochs_done
         if self.counter.counts_tokens:
             state.num_input_tokens_seen += self.counter.take_tokens(self.context.ranks)
@@ -230,31 +218,31 @@ class FaceTraining(Training):
     def _act_on_control(self) -> None:
         """Log, and have the engine evaluate or save, in this order, as the control says."""
         self.agree_on_control()
-        if self._control.should_log:
+        if self.face.control.should_log:
             self.log.write()
             self.agree_on_control()
-        if self._control.should_evaluate:
+        if self.face.control.should_evaluate:
             self._engine.request_evaluation()
-        elif self._control.should_save:
+        elif self.face.control.should_save:
             self._request_checkpoint()
 
     def evaluate_as_requested(self) -> None:
         """Evaluate at a safe point, and compare with the best model."""
         self.evaluates_as_requested = True
         try:
-            metrics = self.order.own.evaluate(None, self.order.ignore_keys)
+            metrics = self.order.evaluate(None, self.order.ignore_keys)
         finally:
             self.evaluates_as_requested = False
-        is_best = self.order.own.determine_best_metric(metrics, None)
+        is_best = self.order.determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
-            self._control.should_save = is_best
+            self.face.control.should_save = is_best
         self.agree_on_control()
-        if self._control.should_save:
+        if self.face.control.should_save:
             self._request_checkpoint()
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested, at a safe point."""
-        self.order.own.save_checkpoint(self.face.model_wrapped, None)
+        self.order.save_checkpoint(self.face.model_wrapped, None)
         logger.info("Saved %s", self._states.checkpoint_folder())
         self._events.fire("on_save")
         self._states.cover_changes(self._states.checkpoint_folder())
@@ -262,20 +250,20 @@ class FaceTraining(Training):
     def stop_early(self, reason: str) -> None:
         """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
         self._reason_to_stop = reason
-        has_trained = self.face.is_in_train and self._state.global_step > self._first_step
+        has_trained = self.face.is_in_train and self.face.state.global_step > self._first_step
         if self.context.stopping.signals.agreed and has_trained and self._args.save_strategy != SaveStrategy.NO:
             self._request_checkpoint()
 
     def end(self) -> None:
         """Load the best weights if requested, and log the summary: the run is over."""
-        if self._args.load_best_model_at_end and self._state.best_model_checkpoint is not None:
-            self._states.load_best(Path(self._state.best_model_checkpoint))
+        if self._args.load_best_model_at_end and self.face.state.best_model_checkpoint is not None:
+            self._states.load_best(Path(self.face.state.best_model_checkpoint))
         self.log.take()
-        steps = self._state.global_step - self._first_step
+        steps = self.face.state.global_step - self._first_step
         train_loss = self.log.mean if steps else 0.0
         metrics = speed_metrics("train", self.started, num_samples=self.face_step.samples_used, num_steps=steps)
         self.face.store_flos()
-        metrics["total_flos"] = self._state.total_flos
+        metrics["total_flos"] = self.face.state.total_flos
         metrics["train_loss"] = train_loss
         metrics.update({**self._engine.init_metrics, **self._meter.stop()})
         self.face.log(metrics)
@@ -283,7 +271,7 @@ class FaceTraining(Training):
         skipped, warnings = self.context.state.skipped_updates, self.context.shown_warnings.count
         self._events.note_end(self._reason_to_stop, skipped, warnings)
         self._events.fire("on_train_end")
-        self.output = TrainOutput(self._state.global_step, train_loss, metrics)
+        self.output = TrainOutput(self.face.state.global_step, train_loss, metrics)
 
     def _request_checkpoint(self) -> None:
         self._engine.save_training_state(self._states.checkpoint_folder())
