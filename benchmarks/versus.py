@@ -1,7 +1,7 @@
-"""Two states of this library in turn: ``python -m benchmarks.versus OLD_CHECKOUT [CASE ...] [--rounds N]``.
+"""States of this library in turn: ``python -m benchmarks.versus LABEL=CHECKOUT ... [--cases CASE ...] [--rounds N]``.
 
-Every round measures each case once with the source of either checkout, in fresh processes, with the loop by hand beside
-it in the same process. Both run the cases of this checkout.
+Every round measures each case once with the source of each checkout and of this one, in fresh processes, with the loop by
+hand beside it in the same process. All run the cases of this checkout. The table is written after each round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = dict[str, list[dict[str, Any]]]
 def main() -> None:
     options = _options()
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
-    sources = {"before": options.old.resolve(), "after": ROOT}
+    sources = {**options.old, "now": ROOT}
     rounds: dict[tuple[str, int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     tables: dict[tuple[str, int], dict[str, Any]] = {}
     for round_ in range(options.rounds):
@@ -41,13 +41,19 @@ def main() -> None:
                     for way, figure in _compared(table).items():
                         rounds[case, index, way][name].append(figure)
             print(f"round {round_ + 1}: {case}", flush=True)
-    facts = facts_of_run(command=f"python -m benchmarks.versus {options.label}", repeats=options.rounds, left_out=[])
+        _write(options, rounds, tables, repeats=round_ + 1)
+
+
+def _write(options: argparse.Namespace, rounds: Any, tables: Any, *, repeats: int) -> None:
+    names = [*options.old, "now"]
+    command = f"python -m benchmarks.versus {' '.join(f'{label}=...' for label in options.old)}"
+    facts = facts_of_run(command=command, repeats=repeats, left_out=[])
     lines = ["# Before and after", "", *(f"- {name}: {value}" for name, value in facts.items())]
-    lines += ["", f"Before: {options.label}. Medians over the rounds; each figure is compared within its process.", ""]
-    heads = ["what", "way", "compared with", "before", "after", "target"]
+    lines += ["", "Medians over the rounds; each figure is compared within its process.", ""]
+    heads = ["what", "way", "compared with", *names, "target"]
     lines += [row_of(heads), row_of(["---"] * len(heads))]
     for (case, index, way), figures in rounds.items():
-        lines.append(row_of(_row(tables[case, index], way, figures)))
+        lines.append(row_of(_row(tables[case, index], way, [figures[name] for name in names])))
     options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"Written to {options.output}")
 
@@ -56,17 +62,21 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.versus", description="Compare two states of the library."
     )
-    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="the checkout to compare with")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: {', '.join(CASES_BY_DEFAULT)}")
-    parser.add_argument("--rounds", type=int, default=5, help="how often both are measured (default: 5)")
-    parser.add_argument("--label", default="1.0", help="what the old checkout is called in the table (default: 1.0)")
+    parser.add_argument("old", nargs="+", type=_labelled, metavar="LABEL=CHECKOUT", help="checkouts to compare with")
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help=f"default: {', '.join(CASES_BY_DEFAULT)}")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (default: 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to check that all runs")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the file to write")
     options = parser.parse_args()
-    options.cases = options.cases or CASES_BY_DEFAULT
+    options.old, options.cases = dict(options.old), options.cases or CASES_BY_DEFAULT
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"there is no case {unknown[0]!r}")
     return options
+
+
+def _labelled(text: str) -> tuple[str, Path]:
+    label, _, checkout = text.rpartition("=")
+    return label or Path(checkout).name, Path(checkout).resolve()
 
 
 def _measured(checkout: Path, case: str, *, quick: bool) -> list[dict[str, Any]]:
@@ -93,10 +103,10 @@ def _as_result(table: dict[str, Any]) -> Result:
     return Result(**{name: value for name, value in table.items() if name in fields})
 
 
-def _row(table: dict[str, Any], way: str, figures: dict[str, list[float]]) -> list[str]:
+def _row(table: dict[str, Any], way: str, figures: list[list[float]]) -> list[str]:
     result = _as_result(table)
-    before, after = (statistics.median(figures[name]) for name in ("before", "after"))
-    texts = [number(value) if result.baseline is None else compared_text(result, value) for value in (before, after)]
+    medians = map(statistics.median, figures)
+    texts = [number(value) if result.baseline is None else compared_text(result, value) for value in medians]
     targets = [target["target"] for target in table["targets"] if target["way"] == way]
     kind = f"{result.baseline}, processor time" if result.processor_rounds else result.baseline or result.unit
     return [result.title, way, kind, *texts, ", ".join(targets)]
