@@ -1,7 +1,7 @@
 """States of this library in turn: ``python -m benchmarks.versus LABEL=CHECKOUT ... [--cases CASE ...] [--rounds N]``.
 
-Every round measures each case once with the source of each checkout and of this one, in fresh processes, with the loop by
-hand beside it in the same process. All run the cases of this checkout. The table is written after each round.
+Every round measures each case once with the source of each checkout and of this one, in fresh processes, with the loop
+by hand beside it in the same process. All run the cases of this checkout. The table is written after each round.
 """
 
 from __future__ import annotations
