@@ -9,6 +9,7 @@ it, and the lines below that line, belong to the order only if the condition hol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -151,8 +152,9 @@ def order_of(part: str, conditions: Collection[str]) -> Iterator[str]:
 
 
 def _names() -> Iterator[str]:
+    conditions = re.findall(r"  \((.*)\)$", "\n".join(PARTS.values()), re.MULTILINE)
     for part in ("Trainer(...)", "train(...)", "evaluate(...)", "predict(...)", WHENEVER):
-        lines = map(str.strip, order_of(part, (WITH_EVALUATION, COUNTS_ITEMS)))
+        lines = map(str.strip, order_of(part, conditions))
         yield from (line for line in lines if line.isidentifier())
 
 

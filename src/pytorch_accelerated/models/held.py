@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
+from pytorch_accelerated.models.wrappers import PARALLEL
 from pytorch_accelerated.processes.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def trained_outside(holder: Any, held: Mapping[str, Any]) -> dict[str, torch.Ten
         for name, tensor in (part.named_parameters() if isinstance(part, nn.Module) else [("", part)])
     }
     modules = [module for part in held.values() if isinstance(part, nn.Module) for module in part.modules()]
-    wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]  # the user did so
+    wrapped = [module for module in modules if isinstance(module, PARALLEL)]  # the user did so
     own = _own_parts(holder)
     averaged = {id(tensor) for part in [*own, *wrapped] for tensor in tensors_of(part)}
     trained = [

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.models.wrappers import compile_in_place
+from pytorch_accelerated.models.wrappers import PARALLEL, compile_in_place
 from pytorch_accelerated.processes.accelerators import refuse_idle_fp8, uses_deepspeed
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class PreparedModel:
             self.model, self.optimizer = hand_over(accelerator, model, optimizer)
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        if for_training and isinstance(self.model, DistributedDataParallel):
+        if for_training and isinstance(self.model, PARALLEL):
             self._is_passed_by = True
             self._hook = self.model.register_forward_pre_hook(self._note_call)
 

@@ -1,4 +1,8 @@
-"""What stands around a user's model, and the model inside; compiling a model in place, as a whole or block by block."""
+"""What stands around a user's model, and the model inside; compiling a model in place, as a whole or block by block.
+
+A parallel wrapper has the module inside as `module`, gives it the first rank's weights when it is made, averages gradients
+over the ranks in the backward pass except in its `no_sync`, and is in `PARALLEL`. `preparation.py` makes it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,14 @@ from pytorch_accelerated.errors import ConfigurationError
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+#: Wrappers whose forward and backward passes wait for the other ranks.
+PARALLEL: tuple[type[nn.Module], ...] = (DistributedDataParallel,)
+
 
 def innermost(model: Any) -> Any:
     """The user's own model inside of data-parallel and compilation wrappers."""
     while True:
-        inner = model.module if isinstance(model, (DistributedDataParallel, DataParallel)) else uncompiled(model)
+        inner = model.module if isinstance(model, (*PARALLEL, DataParallel)) else uncompiled(model)
         if inner is model or not isinstance(inner, nn.Module):
             return model
         model = inner
@@ -33,14 +40,14 @@ def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
         model: a module, wrapped or not.
         keeps_compiled: False to also remove the wrapper of the user's own ``torch.compile(model)``.
     """
-    while isinstance(model, DistributedDataParallel) or is_engine(model):
+    while isinstance(model, PARALLEL) or is_engine(model):
         model = model.module
     return model if keeps_compiled else uncompiled(model)
 
 
 def for_evaluation(model: Any) -> Any:
     """The model without a wrapper that would wait for ranks that have no batch."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    return model.module if isinstance(model, PARALLEL) else model
 
 
 def is_engine(model: Any) -> TypeGuard[nn.Module]:

@@ -205,7 +205,7 @@ def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
 
 
 def data_in(page: str) -> str | None:
-    """The JSON in a page of `page_of`; None if there is none."""
+    """The JSON in a page of `write_page`; None if there is none."""
     begin = page.find(DATA_BEGINS)
     end = page.find(DATA_ENDS, begin)
     return None if begin < 0 or end < 0 else page[begin + len(DATA_BEGINS) : end]

@@ -1,4 +1,8 @@
-"""Chooses the kind of step that a run needs, from its settings and ranks."""
+"""Chooses the kind of step that a run needs, from its settings and ranks.
+
+A variant that changes gradients does so in `Step.complete`, with `_always_completes` set: the Hugging Face step has an
+`applying`, a `clip` and a `compute` of its own.
+"""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class Training:
         step: computes updates; it exists as soon as the run is prepared.
         safe_point: the last one, if the run is saved when an error ends it.
         further_passes: training passes besides the first one of each epoch, in loops of the user's own.
-        all_agree_after_each_update: whether any rank may have a reason to stop within each update. On one process:
-            whether something other than a callback, a signal or a save may ask to.
+        all_agree_after_each_update: whether there are several ranks, of which any may ask to stop within each update.
     """
 
     #: Whether the loop makes step records of its losses.
@@ -61,7 +60,7 @@ class Training:
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
         self.safe_point: SafePoint | None = None
         self.further_passes = 0
-        self.all_agree_after_each_update = True
+        self.all_agree_after_each_update = False
         self._updates_between_looks = UPDATES_BETWEEN_READINGS
         self._updates_before = 0
         self._updates_of_epoch: int | None = None
@@ -188,10 +187,7 @@ class Training:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
         context, state = self.context, self.context.state
         context.states.cut, state.is_cut = None, False
-        if context.ranks.count == 1:
-            self.all_agree_after_each_update = context.settings.max_seconds is not None
-        else:
-            self.all_agree_after_each_update = context.ranks.any(self.may_stop_in_update())
+        self.all_agree_after_each_update = context.ranks.count > 1 and context.ranks.any(self.may_stop_in_update())
         context.epoch_clock = EpochClock(context.history.current_epoch)
         if context.recorder is not None:
             updates = state.updates - state.updates_in_epoch % UPDATES_BETWEEN_READINGS
