@@ -1,7 +1,7 @@
 """What stands around a user's model, and the model inside; compiling a model in place, as a whole or block by block.
 
-A parallel wrapper has the module inside as `module`, gives it the first rank's weights when it is made, averages gradients
-over the ranks in the backward pass except in its `no_sync`, and is in `PARALLEL`. `preparation.py` makes it.
+A parallel wrapper has the module inside as `module`, gives it the first rank's weights when it is made, averages
+gradients over the ranks in the backward pass except in its `no_sync`, and is in `PARALLEL`. `preparation.py` makes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 #: Wrappers whose forward and backward passes wait for the other ranks.
-PARALLEL: tuple[type[nn.Module], ...] = (DistributedDataParallel,)
+PARALLEL: Any = (DistributedDataParallel,)
 
 
 def innermost(model: Any) -> Any:
