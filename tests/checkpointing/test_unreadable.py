@@ -119,7 +119,7 @@ with tempfile.TemporaryDirectory() as name:
         "a parent of nothing": (place / "new", lambda: find_state(place / "new" / "none")),
         "a file": (place / "new/model.pt", lambda: new_trainer().load_checkpoint(place / "new/model.pt")),
         "predictions": (place / "predictions", lambda: StoredPredictions(place / "predictions")),
-        "checkpoints": (place / "out", lambda: find_checkpoint(True, place / "out")),
+        "checkpoints": (place / "out", lambda: find_checkpoint(None, place / "out")),
         "saving a state": (place / "new", lambda: trainer.save_training_state(place / "new" / "other")),
     }
 
@@ -150,7 +150,7 @@ with tempfile.TemporaryDirectory() as name:
     # With another one beside it that can be read, that is taken, and a warning tells of it.
     for hidden, work, taken in (
         (place / "old/step_2", lambda: find_state(place / "old"), place / "old/step_1"),
-        (place / "out/checkpoint-2", lambda: find_checkpoint(True, place / "out"), place / "out/checkpoint-1"),
+        (place / "out/checkpoint-2", lambda: find_checkpoint(None, place / "out"), place / "out/checkpoint-1"),
     ):
         hidden.chmod(0)
         outcome, result, told = as_another(work)

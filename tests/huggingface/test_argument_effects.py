@@ -180,7 +180,7 @@ def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixtur
 
     assert said(log_level="warning") == []
     assert said(log_level="info") == [
-        "Training begins: steps 1 to 5, 2 samples each",
+        "Training begins: steps 1 to 5",
         f"Saved {tmp_path}/checkpoint-5",
     ]
     said(log_level="error")

@@ -470,7 +470,6 @@ def test_all_arguments_of_transformers_at_once_are_taken() -> None:
     expected = TrainingArguments("out", use_cpu=True, learning_rate=0.5, disable_tqdm=theirs.disable_tqdm)
     older = {
         "fsdp": [], "evaluation_strategy": None,
-        "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False},
         "include_inputs_for_metrics": False, "overwrite_output_dir": True,
         "save_safetensors": True, "warmup_ratio": 0.0,
     }  # fmt: skip

@@ -252,13 +252,8 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     ("a frozen model", trained(parts={"model": FROZEN}), DataError, "The loss has no gradient"),
     ("a trial", called("train", None, "a trial"), ConfigurationError, "`trial` must be None"),
     *(
-        (
-            f"resuming from {source!r}",
-            called("train", source),
-            ArgumentTypeError,
-            "`resume_from_checkpoint` is .*: give the path",
-        )
-        for source in (5, "", 1.0, ["checkpoint-1"])
+        (f"resuming from {source!r}", called("train", source), TypeError, "PathLike")
+        for source in (5, 1.0, ["checkpoint-1"])
     ),
     ("no loss", trained(parts={"model": NoLoss()}), DataError, "no loss, only 'logits', 'hidden'.*were 'x', 'labels'"),
     ("a loss for each row", with_loss(lambda loss: loss.expand(3)), DataError, r"The loss has the shape \(3,\)"),

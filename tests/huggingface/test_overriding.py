@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated import huggingface
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments
 from pytorch_accelerated.huggingface.engine.refusing import READ_BY_SCRIPTS
-from pytorch_accelerated.huggingface.trainer_utils import rotate_checkpoints
 from tests.huggingface.runs import Regression, Rows, StopAt, Stream, Tokens, losses, make_trainer, without_native_parts
 from tests.huggingface.test_against_transformers import ROUNDING, run
 
@@ -121,27 +119,6 @@ def test_methods_take_what_those_of_transformers_take(name: str) -> None:
     assert list(ours)[: len(expected)] == [parameter.name for parameter in expected]
     defaults = [parameter.default for parameter in expected]
     assert [ours[parameter.name].default for parameter in expected] == defaults
-
-
-def test_other_signatures_are_as_scripts_use_them() -> None:
-    def parameters(function: Any) -> list[str]:
-        return list(inspect.signature(function).parameters)
-
-    handler = ["callbacks", "model", "processing_class", "optimizer", "lr_scheduler"]
-    assert parameters(huggingface.CallbackHandler) == handler
-    call_event = parameters(huggingface.CallbackHandler.call_event)
-    assert call_event[:5] == ["self", "event", "args", "state", "control"]
-    assert parameters(huggingface.TensorBoardCallback) == ["tb_writer"]
-    early_stopping = inspect.signature(huggingface.EarlyStoppingCallback).parameters.values()
-    assert [(parameter.name, parameter.default) for parameter in early_stopping] == [
-        ("early_stopping_patience", 1),
-        ("early_stopping_threshold", 0.0),
-    ]
-    assert parameters(rotate_checkpoints)[:3] == [
-        "output_dir",
-        "save_total_limit",
-        "best_model_checkpoint",
-    ]
 
 
 def test_overridden_methods_are_called(tmp_path: Path) -> None:

@@ -46,24 +46,13 @@ def test_the_public_names_are_there() -> None:
         ("trainer_utils", "enable_full_determinism get_last_checkpoint rotate_checkpoints sort_checkpoints"),
         ("trainer_utils", "speed_metrics"),
         ("trainer_seq2seq", "Seq2SeqTrainer"),
+        ("trainer", "DEFAULT_CALLBACKS TRAINER_STATE_NAME"),
     ],
 )
 def test_modules_have_the_names_that_those_of_transformers_have(module: str, names: str) -> None:
     for library in ("pytorch_accelerated.huggingface", "transformers"):
         found = importlib.import_module(f"{library}.{module}")
         assert [name for name in names.split() if not hasattr(found, name)] == []
-
-
-def test_names_that_are_private_elsewhere_are_found_where_scripts_look() -> None:
-    from transformers import trainer as theirs
-
-    from pytorch_accelerated.huggingface import trainer as ours
-    from pytorch_accelerated.huggingface.trainer_callback import ExportableState
-
-    assert ours.TRAINER_STATE_NAME == theirs.TRAINER_STATE_NAME
-    our_names, their_names = ([kind.__name__ for kind in each.DEFAULT_CALLBACKS] for each in (ours, theirs))
-    assert our_names == their_names
-    assert issubclass(huggingface.EarlyStoppingCallback, ExportableState)
 
 
 def test_nothing_else_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

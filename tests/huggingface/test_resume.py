@@ -176,6 +176,10 @@ def test_a_damaged_checkpoint_is_passed_over(by_path: bool, tmp_path: Path) -> N
     with pytest.warns(UserWarning, match="(?s)Resuming from .*checkpoint-3; skipped:.*model.safetensors was changed"):
         resumed = run(tmp_path / "parts", resume=str(newest) if by_path else True)
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    older = tmp_path / "parts" / "checkpoint-2"
+    (older / "model.safetensors").write_bytes(weights)
+    with pytest.raises(InvalidCheckpointError, match="checkpoint-2.*model.safetensors was changed"):
+        run(tmp_path / "parts", resume=str(older))  # another one is not what was asked for
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[]"])

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,6 @@ from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.progress.text import printable
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.trees import count_rows, map_leaves
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.training_args import TrainingArguments
-
 
 ComputeMetrics = Callable[..., Mapping[str, Any]]
 # Losses are read this often. Small tensors that stay among large ones would keep the memory around them occupied.

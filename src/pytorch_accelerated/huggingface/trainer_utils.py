@@ -168,10 +168,8 @@ def rotate_checkpoints(
 
     The newest and the best always stay, so a limit of 1 may leave two. An interruption leaves whole checkpoints only.
     """
-    if save_total_limit is None:
+    if save_total_limit is None or save_total_limit < 1:
         return
-    if save_total_limit < 1:
-        raise ConfigurationError(f"`save_total_limit` is {save_total_limit}: give 1 or more, or None to keep all.")
     checkpoints = sort_checkpoints(output_dir)
     best = [] if best_model_checkpoint is None else [os.fspath(best_model_checkpoint)]
     kept = {os.path.realpath(path) for path in (*checkpoints[-1:], *best)}

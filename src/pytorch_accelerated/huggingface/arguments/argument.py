@@ -53,14 +53,6 @@ def _read_dict(name: str, value: Any, *, may_be_file: bool = False) -> Any:
         raise ConfigurationError(f"`{name}` is {value!r}, from which no JSON can be read: {error}") from error
 
 
-def _read_sharding_settings(name: str, value: Any) -> Any:
-    """Without settings that ask for nothing, as older versions of transformers write them."""
-    value = _read_dict(name, value, may_be_file=True)
-    if not isinstance(value, Mapping):
-        return value
-    return {one: it for one, it in value.items() if it or one.endswith("reshard_after_forward")} or None
-
-
 def _read_trackers(name: str, value: Any) -> Any:
     names = [value] if isinstance(value, str) else value
     if names == ["none"]:
@@ -120,7 +112,6 @@ _BY_TYPE: dict[type, Rule] = {
 }
 
 A_DICT_OR_FILE = A_DICT._replace(read=functools.partial(_read_dict, may_be_file=True))
-SHARDING_SETTINGS = A_DICT._replace(read=_read_sharding_settings)
 STEPS = Rule("a number", _is_number, _read_steps)
 WARMUP_STEPS = STEPS._replace(read=lambda name, value: 0 if value is None else _read_steps(name, value))
 TRACKER_NAMES = A_LIST._replace(read=_read_trackers)

@@ -284,7 +284,7 @@ class Arguments:
     fsdp_config: dict[str, Any] | str | None = argument(
         None,
         "transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or a path.",
-        kind=rules.SHARDING_SETTINGS,
+        kind=rules.A_DICT_OR_FILE,
         needs="fsdp",
     )
     deepspeed: dict[str, Any] | str | None = argument(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIM
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables, without_callables
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
-from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
+from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME, find_checkpoint
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
@@ -63,12 +62,9 @@ def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | Non
     if source is None or source is False:
         agree_on_resuming(None, ranks)
         return None
-    if not source or not isinstance(source, (bool, str, PathLike)):
-        raise ArgumentTypeError(
-            f"`resume_from_checkpoint` is {source!r}: give the path of a checkpoint, True for the last one, or None."
-        )
-    agree_on_resuming(output_dir if isinstance(source, bool) else Path(source), ranks)
-    return ranks.do_on_first(lambda: find_checkpoint(source if isinstance(source, bool) else Path(source), output_dir))
+    path = None if source is True else Path(source)
+    agree_on_resuming(path or output_dir, ranks)
+    return ranks.do_on_first(lambda: find_checkpoint(path, output_dir))
 
 
 def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks) -> None:

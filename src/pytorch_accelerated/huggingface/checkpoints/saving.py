@@ -157,19 +157,19 @@ def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
 # -------------------------------------------------------------------------------------------------------------- finding
 
 
-def find_checkpoint(source: str | Path | bool, output_dir: Path) -> Path:
-    """The checkpoint to resume from: `source`, or with True the newest undamaged one in `output_dir`.
+def find_checkpoint(folder: Path | None, output_dir: Path) -> Path:
+    """The checkpoint to resume from: `folder`, or with None the newest undamaged one in `output_dir`.
 
     A checkpoint is damaged if a file that a resume reads was changed since `on_save`; one of transformers, without a
-    manifest, cannot be checked, and is only taken where no other is. If `source` is damaged and the newest in its
+    manifest, cannot be checked, and is only taken where no other is. If `folder` is damaged and the newest in its
     folder, as scripts find it, the newest undamaged one takes its place. Warnings name the checkpoints passed over.
 
     Raises:
         ConfigurationError: a ValueError, if there is none.
-        InvalidCheckpointError: if `source` is damaged, or all checkpoints are.
+        InvalidCheckpointError: if `folder` is damaged, or all checkpoints are.
     """
-    if not isinstance(source, bool):
-        folder, output_dir = Path(source), Path(source).parent
+    if folder is not None:
+        output_dir = folder.parent
         if not is_file(folder / MANIFEST_NAME):
             if not _holds_weights(folder):
                 raise ConfigurationError(

@@ -21,7 +21,6 @@ from pytorch_accelerated.huggingface.trainer_utils import (
 )
 from pytorch_accelerated.huggingface.training_args import logger
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
-from pytorch_accelerated.progress.text import format_update_size
 from pytorch_accelerated.steps.step import Step
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.preparing import loader_of_pass
@@ -146,12 +145,7 @@ class FaceTraining(Training):
         self.log, self._first_step = TrainingLog(self), self.face.state.global_step
         self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
-        logger.info(
-            "Training begins: steps %d to %d, %s",
-            first_step,
-            max_steps,
-            format_update_size(self.order.batch_size, self._args.gradient_accumulation_steps, self._args.world_size),
-        )
+        logger.info("Training begins: steps %d to %d", first_step, max_steps)
         self._events.fire("on_train_begin")
         if self._args.eval_on_start:
             self.order.evaluate(None, self.order.ignore_keys, skip_scheduler=True)
