@@ -27,7 +27,7 @@ PARALLEL: Any = (DistributedDataParallel,)
 def innermost(model: Any) -> Any:
     """The user's own model inside of data-parallel and compilation wrappers."""
     while True:
-        inner = model.module if isinstance(model, (*PARALLEL, DataParallel)) else uncompiled(model)
+        inner = model.module if isinstance(model, PARALLEL + (DataParallel,)) else uncompiled(model)
         if inner is model or not isinstance(inner, nn.Module):
             return model
         model = inner
