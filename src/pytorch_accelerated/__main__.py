@@ -81,10 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     help = "write a page that shows runs side by side: curves, best values, and what differs in their settings"
     compare = topics.add_parser("compare", help=help, description=f"W{help[1:]}.")
     compare.set_defaults(run=_compare)
-    help_of_runs = (
-        "a page of ReportCallback, a training state or a folder of several, or the output folder of a Hugging Face "
-        "trainer"
-    )
+    help_of_runs = "a page of ReportCallback, a training state or a folder of several, or a Hugging Face output folder"
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_runs)
     compare.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="the page to write")
     return parser
@@ -221,8 +218,7 @@ def _prune(options: argparse.Namespace, screen: Screen) -> int:
     if metric is not None and values and all(value is None for value in values.values()):
         known = ", ".join(sorted({record.name for record in read_metric_records(complete[-1][0])})) or "none"
         raise CheckpointError(
-            f"No state in {str(place)!r} has a value of {metric!r} that belongs to its own model. Metrics there: "
-            f"{known}."
+            f"No state in {str(place)!r} has a value of {metric!r} for its own model. Metrics there: {known}."
         )
     doomed = retention.states_to_delete(values)
     rows = [

@@ -203,15 +203,15 @@ def returning(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (torch.zeros(3), r"returned torch.float32 of shape \(3,\), but a metric is one number"),
+        (torch.zeros(3), r"returned torch.float32 of shape \(3,\)"),
         (torch.zeros(3).numpy(), r"returned float32 of shape \(3,\)"),
-        ("0.9", "returned '0.9', but"),
-        (None, "returned None, but"),
+        ("0.9", "returned '0.9'"),
+        (None, "returned None"),
         ({"a": [1, 2]}, r"returned \[1, 2\] in the entry 'a' of its dict"),
     ],
 )
 def test_a_result_that_is_no_number_is_an_error_that_shows_it(value, told):
-    with pytest.raises(HookOutputError, match=f"function of the metric 'worst' {told}"):
+    with pytest.raises(HookOutputError, match=f"metric 'worst' {told}"):
         train(make_trainer(MetricsCallback({"worst": returning(value)})))
 
 
@@ -249,7 +249,7 @@ def test_one_logit_per_sample_is_compared_with_its_own_target_or_there_is_an_err
             trainer.evaluate((inputs, targets), 3)
     else:
         assert trainer.evaluate((inputs, targets))["eval_accuracy"] == pytest.approx(right)
-    with pytest.raises(HookOutputError, match=r"of shape \(8, 1\), without .*outputs\[:, 0\] > 0"):
+    with pytest.raises(HookOutputError, match=r"of shape \(8, 1\)\. .*outputs\[:, 0\] > 0"):
         Trainer(model, loss_func, None, callbacks=[MetricsCallback({"a": accuracy}, predictions="argmax")]).evaluate(
             (inputs, targets)
         )

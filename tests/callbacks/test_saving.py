@@ -121,7 +121,7 @@ def test_no_model_is_saved_whose_parameters_are_not_finite() -> None:
 def test_a_run_that_saved_nothing_says_so_and_keeps_its_weights() -> None:
     score = Score([NAN, NAN, NAN])
     trainer = a_trainer(score, save_best_score())
-    with pytest.warns(UserWarning, match="'score' had no value, or only NaN") as caught:
+    with pytest.warns(UserWarning, match="'score' had no value but NaN") as caught:
         fit(trainer)
     assert [Path(warning.filename).name for warning in caught] == ["runs.py"]  # where `train` is called
     assert_same_weights(weights_of(trainer.model), score.weights[2])
@@ -134,7 +134,7 @@ def test_values_of_an_earlier_run_are_not_judged() -> None:
     callback = SaveBestModelCallback()
     # An evaluation inside the epoch is the first chance to judge, and has nothing new of the watched metric.
     trainer.callback_handler.add_callbacks([StepBasedEvaluationCallback(2), StopAfter(3), callback])
-    with pytest.warns(UserWarning, match="no best model was saved"):
+    with pytest.warns(UserWarning, match="weights of the last update"):
         fit(trainer, num_epochs=1, reset_run_history=False)
     assert callback.best_metric is None
 

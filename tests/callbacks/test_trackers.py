@@ -304,7 +304,7 @@ def test_the_record_is_complete_and_closed_after_an_exception() -> None:
     "trackers", ["tensorbord", ["tensorboard", "tensorboard"], [], [3]], ids=["slip", "twice", "none", "number"]
 )
 def test_wrong_names_are_errors_before_a_run(trackers: Any) -> None:
-    with pytest.raises(ConfigurationError, match="one tracker or more, each once. There are .*tensorboard"):
+    with pytest.raises(ConfigurationError, match="one or more, each once: of .*tensorboard"):
         TrackerCallback(trackers)
 
 

@@ -78,7 +78,7 @@ def by_early_stopping(name: str) -> dict[str, Any]:
 def test_a_misspelt_name_is_an_error_at_the_end_of_the_first_epoch(watch):
     arguments = watch("eval_noisy_los_epoch")
     trainer = make_trainer(*arguments.pop("callbacks"))
-    with pytest.raises(UnknownMetricError, match="no value. There is: .*'eval_noisy_loss_epoch'"):
+    with pytest.raises(UnknownMetricError, match="no value. Watch one of .*'eval_noisy_loss_epoch'"):
         trainer.train(DATA, 2, SETS, **arguments)
     assert trainer.run_state.updates == 3  # one epoch
 

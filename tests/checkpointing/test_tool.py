@@ -198,7 +198,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "the best of what": (["prune", "{}", "--keep-last", "1", "--keep-best", "1"], "--keep-best and --metric together"),
     "a misspelt metric": (
         ["prune", "{}", "--keep-last", "1", "--keep-best", "1", "--metric", "lost", "--yes"],
-        "has a value of 'lost' that belongs to its own model. Metrics there: loss, train_loss.",
+        "has a value of 'lost' for its own model. Metrics there: loss, train_loss.",
     ),
     "a state to prune": (["prune", "{}/step_1", "--keep-last", "1"], "Give the folder that holds the states."),
     "nobody to ask": (["prune", "{}", "--keep-last", "1"], "Pass --yes to delete without asking."),

@@ -181,5 +181,5 @@ def test_a_stream_of_unknown_duration_is_an_error_that_says_what_to_do(placehold
 
 
 def test_without_a_run_there_is_nothing_to_replace_placeholders_with() -> None:
-    with pytest.raises(ConfigurationError, match="no run has started"):
+    with pytest.raises(ConfigurationError, match="before a run"):
         resolved(P.NUM_EPOCHS, SimpleNamespace(run_config=None))

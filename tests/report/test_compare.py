@@ -92,7 +92,7 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
     assert run_tool("compare", path, "--output", tmp_path / "compare.html") == 2
     error = capsys.readouterr().err
     assert f"{path} is not a record of a run: " in error
-    assert "A run is a page that ReportCallback has written" in error
+    assert "A run is a page of ReportCallback" in error
     assert not (tmp_path / "compare.html").exists()
 
 

@@ -129,7 +129,7 @@ ARGUMENTS: list[Case] = [
     (lambda: make().evaluate(DATA, 0), ConfigurationError, ["`per_device_batch_size` is 0"]),
     (lambda: make().predict(DATA, "8"), ArgumentTypeError, ["`per_device_batch_size` is '8' (str)"]),  # type: ignore[arg-type]
     (lambda: make().predict(DATA, **WRONG_NAME), ArgumentTypeError, ["no argument `batch_size`"]),
-    (lambda: make().evaluate(), ConfigurationError, ["without a dataset", "Pass `dataset`"]),
+    (lambda: make().evaluate(), ConfigurationError, ["got no dataset", "Pass `dataset`"]),
     # What Python and torch say is clear enough.
     (train(train_dataloader_kwargs=5), TypeError, ["'int' object is not"]),
     (train(train_dataloader_kwargs={"bacth_size": 4}), TypeError, ["bacth_size"]),
@@ -150,9 +150,9 @@ PARTS: list[Case] = [
         ["gradient_accumulation_steps=2", "divided twice", "to `train`"],
     ),
     (lambda: make(mixed_precision="float16"), ConfigurationError, ["`mixed_precision` is 'float16'", "'bf16'"]),
-    (lambda: make([5]), ArgumentTypeError, ["cannot be a callback", "none of its methods is named like an event"]),
-    (lambda: make(nn.Linear(1, 1)), ArgumentTypeError, ["Linear", "cannot be a callback"]),
-    (lambda: make(Watcher, Watcher), DuplicateCallbackError, ["'Watcher'", "told apart", "`state_key`"]),
+    (lambda: make([5]), ArgumentTypeError, ["is no callback", "none of its methods is named like an event"]),
+    (lambda: make(nn.Linear(1, 1)), ArgumentTypeError, ["Linear", "is no callback"]),
+    (lambda: make(Watcher, Watcher), DuplicateCallbackError, ["'Watcher'", "`state_key`"]),
     (
         lambda: make(LimitBatchesCallback(2), LimitBatchesCallback(2)),
         DuplicateCallbackError,
@@ -216,7 +216,7 @@ OUTPUTS: list[Case] = [
         ["[8] as 'loss'", ".mean()"],
     ),
     (loss_output(lambda loss: {"loss": loss, "batch_size": None}), HookOutputError, ["None as 'batch_size'"]),
-    (loss_output(lambda loss: {"loss": loss, "batch_size": 0}), HookOutputError, ["0 as 'batch_size'", "above 0"]),
+    (loss_output(lambda loss: {"loss": loss, "batch_size": 0}), HookOutputError, ["0 as 'batch_size'"]),
     (loss_output(lambda loss: {"loss": loss, "batch_size": torch.ones(8)}), HookOutputError, ["[8] as 'batch_size'"]),
     (
         loss_output(lambda loss: {"loss": loss, "batch_size": 8, "num_items_in_batch": -8}),
@@ -302,7 +302,7 @@ def test_fp16_is_rejected_on_the_cpu_where_it_would_have_no_effect(source: str, 
 )
 def test_a_misspelt_hook_is_warned_about_on_the_users_line_with_the_nearest_name(name: str, meant: str):
     kind = type("Mine", (type("Base", (Trainer,), {name: lambda self: None}),), {})
-    with pytest.warns(UserWarning, match=f"Base.{name} will never be called.*Did you mean '{meant}'") as caught:
+    with pytest.warns(UserWarning, match=f"Base.{name} is not called.*Did you mean '{meant}'") as caught:
         make(base=kind)
     assert len(caught) == 1
     assert caught[0].filename == __file__

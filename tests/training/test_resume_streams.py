@@ -113,7 +113,7 @@ def test_runs_on_two_ranks_equal_the_uninterrupted_ones_and_resume_alone_where_t
         run(Walk(), seen := Targets(), resume_from=tmp_path / "cut" / "update_2", num_epochs=1)
         run(Walk(13), resume_from=tmp_path / "sharded" / "epoch_4", num_epochs=2)
     messages = [str(warning.message) for warning in caught]
-    assert sum("Each sample is still used once" in message for message in messages) == 2
+    assert sum("saved by 2 processes and resumes with 1" in message for message in messages) == 2
     assert sum("starts like a new one" in message for message in messages) == 2
     walk = Walk()
     rows = [targets.tolist() for _, targets in walk]

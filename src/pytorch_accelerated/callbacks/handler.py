@@ -56,8 +56,7 @@ class EventHandler:
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in self._known_events):
             raise ArgumentTypeError(
-                f"{callback!r} cannot be a callback: none of its methods is named like an event. Pass a "
-                "TrainerCallback, as an instance or as a class without required arguments."
+                f"{callback!r} is no callback: none of its methods is named like an event. Pass a TrainerCallback."
             )
         if self._accepts(instance):
             self._callbacks.append(instance)
@@ -175,13 +174,13 @@ class CallbackHandler(EventHandler):
 
     def _accepts(self, callback: Any) -> bool:
         if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
-            return False  # scripts add it to the defaults under its other name; each line would be printed twice
+            # Scripts add it to the defaults under its other name; each line would be printed twice.
+            return False
         _refuse_callback_of_transformers(callback)
         key = key_of_state(callback)
         if key in map(key_of_state, self._callbacks):
             raise DuplicateCallbackError(
-                f"There is already a callback with the state key {key!r}. In a saved training state the two "
-                "could not be told apart. Remove one of them, or give each its own `state_key`."
+                f"There is already a callback with the state key {key!r}. Give each its own `state_key`."
             )
         for name, hint in self._unknown_events(callback):
             warnings.warn(
@@ -213,9 +212,8 @@ def _refuse_callback_of_transformers(callback: Any) -> None:
     bases = {base.__name__ for base in type(callback).__mro__}
     if not isinstance(callback, TrainerCallback) and "TrainerCallback" in bases and hasattr(callback, "on_log"):
         raise ArgumentTypeError(
-            f"{type(callback).__name__} is for `pytorch_accelerated.huggingface.Trainer` or the Trainer of "
-            "transformers. This Trainer has other events, those of `pytorch_accelerated.callbacks.TrainerCallback`; "
-            "for trackers there is TrackerCallback."
+            f"{type(callback).__name__} is for the Trainer of `pytorch_accelerated.huggingface` or transformers. This "
+            "one has the events of `pytorch_accelerated.callbacks.TrainerCallback`; for trackers, use TrackerCallback."
         )
 
 

@@ -60,7 +60,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
     _told_apart_by = "path"
 
     _columns: Sequence[str] = ()
-    _rows: Sequence[_Row] = ()  # those that the file lacks, and the last row of metrics, which may get more of them
+    # Those that the file lacks, and the last row of metrics, which may get more of them.
+    _rows: Sequence[_Row] = ()
     _size_bytes = 0  # of the file before these; 0 if nothing was written yet
     _begins_anew = False
     _written_at = -math.inf

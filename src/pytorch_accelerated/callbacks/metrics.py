@@ -30,7 +30,8 @@ MetricFunction = Callable[[Any, Any], Any]
 Choice = str | Callable[[Any], Any] | None
 """Which part: the usual one, one by name, or what a function returns."""
 
-_NAMES_OF_LOSSES = ("loss", "loss_epoch")  # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop
+# "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop.
+_NAMES_OF_LOSSES = ("loss", "loss_epoch")
 
 
 class MetricsCallback(TrainerCallback):
@@ -92,7 +93,8 @@ class MetricsCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
 
-    _collections: Mapping[str, MetricCollection] = {}  # by the prefix of the names under which they are recorded
+    # By the prefix of the names under which they are recorded.
+    _collections: Mapping[str, MetricCollection] = {}
     _restored: Mapping[str, list[dict[str, Any]]] = {}
     _ranks: Ranks | None = None
 
@@ -237,7 +239,8 @@ class MetricsCallback(TrainerCallback):
     def _rows_of(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         predictions, targets = self.get_predictions_and_targets(batch, batch_output)
         if isinstance(predictions, torch.Tensor):
-            predictions = predictions.detach()  # metrics that keep predictions would keep the graph of every batch
+            # Metrics that keep predictions would keep the graph of every batch.
+            predictions = predictions.detach()
         return predictions, targets
 
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
@@ -331,9 +334,8 @@ def _refuse_stacked(name: str, metric: Metric) -> None:
     reductions = reductions_of(metric).items()
     if any(reduction is None and isinstance(getattr(metric, state), torch.Tensor) for state, reduction in reductions):
         raise ConfigurationError(
-            f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch on more ranks than there are "
-            "now, and torchmetrics cannot merge its states into fewer. Resume on at least as many ranks, or from a "
-            "state that was saved between epochs, or without this metric in training."
+            f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch, and its states cannot be merged "
+            "for fewer ranks. Resume on as many ranks, from a state between epochs, or without it in training."
         )
 
 
@@ -366,14 +368,12 @@ def _divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
 def _check_function(name: str, function: Any) -> None:
     if name in _NAMES_OF_LOSSES:
         raise ConfigurationError(
-            f"A metric cannot be called {name!r}: the trainer records the mean loss as 'eval_loss_epoch' and "
-            "'intermediate_eval_loss'. Use another name."
+            f"A metric cannot be called {name!r}, as the trainer's mean loss is. Use another name."
         )
     if isinstance(function, type) or not callable(function):
-        remedy = f"an instance, {function.__name__}(...)," if isinstance(function, type) else "a function"
+        remedy = f"an instance, {function.__name__}(...)" if isinstance(function, type) else "a function"
         raise ArgumentTypeError(
-            f"The metric {name!r} is {function!r}, which is neither a function nor a metric of torchmetrics. Pass "
-            f"{remedy} or, for example, `lambda predictions, targets: ...`."
+            f"The metric {name!r} is {function!r}, neither a function nor a metric of torchmetrics. Pass {remedy}."
         )
 
 
@@ -381,9 +381,8 @@ def _refuse_broadcast(predictions: Any, targets: Any) -> None:
     if would_broadcast(predictions, targets):
         shapes = tuple(predictions.shape), tuple(targets.shape)
         raise HookOutputError(
-            f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}, so a function "
-            "that compares them by `==` or `-` would compare each prediction with each target. Give them the same "
-            "shape, for example with predictions=lambda outputs: outputs.squeeze(-1) > 0."
+            f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}, so `==` would "
+            "compare each with each. Give them one shape: predictions=lambda outputs: outputs.squeeze(-1) > 0."
         )
 
 
@@ -408,8 +407,7 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
             if not is_scalar(found[str(key)]):
                 where = "" if key == name else f" in the entry {key!r} of its dict"
                 raise HookOutputError(
-                    f"The function of the metric {name!r} returned {_described(value)}{where}, but a metric is one "
-                    "number. Return a number, or a dict of numbers, which are recorded by their names."
+                    f"The metric {name!r} returned {_described(value)}{where}. Return a number, or a dict of numbers."
                 )
     return found
 
@@ -461,8 +459,7 @@ def _entry(data: Any, name: str, of: str) -> Any:
 def _argmax(predictions: Any) -> torch.Tensor:
     if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
         raise HookOutputError(
-            "predictions='argmax' takes the class with the highest score in the last dimension, but the model's "
-            f"outputs are {_described(predictions)}, without a dimension of several classes. Pass a function, for "
-            "example predictions=lambda outputs: outputs[:, 0] > 0."
+            f"predictions='argmax' needs several classes in the last dimension, but the model's outputs are "
+            f"{_described(predictions)}. Pass a function, for example predictions=lambda outputs: outputs[:, 0] > 0."
         )
     return predictions.argmax(dim=-1)

@@ -118,7 +118,8 @@ class ProgressBarCallback(TrainerCallback):
         """Open the bar of an epoch."""
         self._close_all()
         config, state = _config_of(trainer), trainer.run_state
-        epoch = trainer.run_history.current_epoch  # goes on after an earlier run, whose epochs `num_epochs` leaves out
+        # It goes on after an earlier run, whose epochs `num_epochs` leaves out.
+        epoch = trainer.run_history.current_epoch
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
         size = config.train_per_device_batch_size
         options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
@@ -244,7 +245,8 @@ class LogMetricsCallback(TrainerCallback):
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Log the metrics of the evaluation."""
         title = f"{trainer.run_history.current_epoch} @{trainer.run_state.updates}"
-        if is_intermediate and (self._row is None or self._row["epoch"] != title):  # else of another evaluation set
+        # A further evaluation set goes on with the row of the first.
+        if is_intermediate and (self._row is None or self._row["epoch"] != title):
             self._start_row(trainer, title)
         self._log_updated(trainer, "other")
         if is_intermediate and trainer.run_context.evaluation_sets.is_last:
@@ -284,11 +286,13 @@ class LogMetricsCallback(TrainerCallback):
 
     def _start_row(self, trainer: Trainer, title: str) -> None:
         self._print_row(trainer)
-        self._row = {"epoch": title, **_cells_beside_metrics(trainer)}
+        # The rate is read when the training of the epoch has ended: schedulers may step before the row is complete.
+        self._row = {"epoch": title, **_learning_rate(trainer)}
 
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
-        if row is None or row.keys() <= {"epoch", *_MINOR_COLUMNS}:  # no metrics in it: `log_metrics` is overridden
+        # It has no metrics if `log_metrics` is overridden.
+        if row is None or row.keys() <= {"epoch", *_MINOR_COLUMNS}:
             return
         page = trainer.run_context.page
         if self._epoch_started is not None:
@@ -301,14 +305,6 @@ class LogMetricsCallback(TrainerCallback):
 
 
 PrintMetricsCallback = LogMetricsCallback
-
-
-def _cells_beside_metrics(trainer: Trainer) -> dict[str, str]:
-    """What a row of the table shows of its epoch besides metrics and time; `_MINOR_COLUMNS` has the names.
-
-    It is read when the training of the epoch has ended: schedulers may step before the row is complete.
-    """
-    return _learning_rate(trainer)
 
 
 def _kind_of(metric_name: str) -> str:

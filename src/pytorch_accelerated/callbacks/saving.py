@@ -79,8 +79,7 @@ class SaveBestModelCallback(MetricJudge):
             warn_user(
                 trainer.run_context.ranks,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
-                f"not in {self.save_path} any more. The search for the best starts again. To continue it, put the "
-                "file back before you resume.",
+                f"not in {self.save_path} any more, so the search starts again. Put the file back to continue it.",
             )
             self._forget_best()
         if self.best_metric is None:
@@ -93,8 +92,7 @@ class SaveBestModelCallback(MetricJudge):
         if self.best_metric is None:
             warn_user(
                 trainer.run_context.ranks,
-                f"The model has the weights of the last update: no best model was saved to {self.save_path}, because "
-                f"{self.watch_metric!r} had no value, or only NaN, at the end of each epoch.",
+                f"The model has the weights of the last update: {self.watch_metric!r} had no value but NaN.",
             )
             return
         trainer.run_context.ranks.wait()  # other ranks read what the first of their node may still be writing
@@ -246,7 +244,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.retention.best is not None:
             history, ranks = trainer.run_history, trainer.run_context.ranks
             self._watched.check_recorded(history, ranks)
-            self._watched.new_values(history, ranks, self.state_key)  # this rejects values that cannot be compared
+            # This rejects values that cannot be compared.
+            self._watched.new_values(history, ranks, self.state_key)
         if _is_multiple(epoch, self.policy.every_n_epochs):
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.run_context.is_last_epoch:

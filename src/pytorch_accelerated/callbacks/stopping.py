@@ -31,10 +31,7 @@ class TerminateOnNaNCallback(TrainerCallback):
         """
         place, consequence = f"In epoch {epoch}", f"{metric_name!r} and every later update"
         remedy = "; else try a smaller learning rate, a warmup, `gradient_clip_norm`, or bf16 instead of fp16"
-        hint = (
-            " To learn which module's output is the first that is not finite, train with `nonfinite_policy='skip'`, "
-            "which looks for it while batch and weights are still there."
-        )
+        hint = " `nonfinite_policy='skip'` says which module's output is the first that is not finite."
         if not metric_name.startswith("train"):
             is_in_training = trainer.run_history.updates_done > 0
             place = f"In the evaluation of epoch {epoch}" if is_in_training else "In the evaluation"
@@ -90,8 +87,7 @@ class EarlyStoppingCallback(MetricJudge):
         check_positive_count("early_stopping_patience", self.early_stopping_patience)
         if not self.early_stopping_threshold >= 0:
             raise ConfigurationError(
-                f"`early_stopping_threshold` is {self.early_stopping_threshold!r}, but it is the smallest change of "
-                "the metric that counts as an improvement: give 0 or more."
+                f"`early_stopping_threshold` is {self.early_stopping_threshold!r}: give 0 or more."
             )
 
     def _start_anew(self) -> None:
@@ -162,8 +158,7 @@ class StopAtCallback(MetricJudge):
         if not limits or not all(map(is_finite_number, limits)) or (len(limits) > 1 and limits[0] <= limits[1]):
             raise ConfigurationError(
                 f"`StopAtCallback({self.watch_metric!r})` has `at_least` {self.at_least!r} and `at_most` "
-                f"{self.at_most!r}, but the run should end at some values and not at others. Give a number for one of "
-                "them, or a range outside of which the run should end."
+                f"{self.at_most!r}. Give a number for one of them, or a range outside of which the run should end."
             )
 
     def _start_anew(self) -> None:

@@ -6,7 +6,6 @@ A tracker may fail without harm to the run. For another one, write a subclass of
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 import uuid
@@ -23,7 +22,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.text import folded
 from pytorch_accelerated.tracking.history import RunHistory
@@ -259,9 +258,8 @@ def make_trackers(trackers: str | GeneralTracker | Sequence[str | GeneralTracker
     is_known = all(isinstance(one, GeneralTracker) or one in TRACKERS for one in given)
     if not given or not is_known or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"`trackers` is {given!r}, but it must name one tracker or more, each once. There are "
-            f"{', '.join(TRACKERS)}; for another one, give an instance of your own subclass of "
-            "`accelerate.tracking.GeneralTracker`."
+            f"`trackers` is {given!r}, but it must name one or more, each once: of {', '.join(TRACKERS)}. For another "
+            "one, give an instance of your own subclass of `accelerate.tracking.GeneralTracker`."
         )
     return [_make_tracker(one) for one in given]
 
@@ -271,11 +269,7 @@ def _make_tracker(given: Any) -> Tracker:
         # Only what accelerate's own classes have is known of an instance.
         is_of_accelerate = type(given) is LOGGER_TYPE_TO_CLASS.get(given.name)
         return (TRACKERS[given.name] if is_of_accelerate else Tracker)(given.name, given)
-    if importlib.util.find_spec(given) is None:
-        raise MissingDependencyError(
-            f"The tracker {given!r} needs the package {given!r}, which is not installed. Install it with: pip install "
-            f"{given}"
-        )
+    require(given, needed_by=f"The tracker {given!r}")
     return TRACKERS[given](given)
 
 

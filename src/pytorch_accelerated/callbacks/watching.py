@@ -62,9 +62,8 @@ class WatchedMetric:
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
         if self.name not in names and not may_come_later:
             raise UnknownMetricError(
-                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. "
-                f"There is: {', '.join(map(repr, names))}. Watch one of these, or "
-                f"record {self.name!r} with `run_history.update_metric` before the end of each epoch."
+                f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. Watch one of "
+                f"{', '.join(map(repr, names))}, or record it with `run_history.update_metric` in each epoch."
             )
 
     def latest(self, history: RunHistory, ranks: Ranks) -> float | None:
@@ -99,8 +98,7 @@ class WatchedMetric:
         if kinds:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but its value is a {' or a '.join(sorted(kinds))}, which cannot "
-                "be compared with others. Record one number under a name of its own with `run_history.update_metric`, "
-                "and watch that."
+                "be compared. Record a number under another name with `run_history.update_metric`, and watch that."
             )
         return values
 

@@ -103,8 +103,7 @@ def _load(trainer: Trainer, source: str | Path) -> None:
 def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:
     if not isinstance(trainer.scheduler, WSDLrScheduler):
         raise ConfigurationError(
-            f"WSDCheckpointCallback saves where a WSDLrScheduler says, but the scheduler of this run is "
-            f"{trainer.scheduler!r}. Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or "
-            "remove the callback."
+            f"WSDCheckpointCallback needs a WSDLrScheduler, but the scheduler of this run is {trainer.scheduler!r}. "
+            "Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or remove the callback."
         )
     return trainer.scheduler

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from pytorch_accelerated.tracking.history import RunHistory
     from pytorch_accelerated.tracking.loss import LossTracker
     from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
-    from pytorch_accelerated.training.emitting import Emitter
     from pytorch_accelerated.training.evaluation_sets import EvaluationSets
     from pytorch_accelerated.training.reports import LossReports, ShownWarnings
     from pytorch_accelerated.training.saves import Saves
     from pytorch_accelerated.training.states import States
-    from pytorch_accelerated.training.stopping import Stopping
+    from pytorch_accelerated.training.stopping import Emitter, Stopping
     from pytorch_accelerated.training.training import Training
 
 

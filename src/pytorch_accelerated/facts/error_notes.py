@@ -70,7 +70,8 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     ]
     message = f"{type(error).__name__}: {error}"
     cause = next((text for pattern, text in _CAUSES.items() if re.search(pattern, message)), None)
-    if cause is not None and not isinstance(error, PytorchAcceleratedError):  # our own errors explain themselves
+    # Our own errors explain themselves.
+    if cause is not None and not isinstance(error, PytorchAcceleratedError):
         lines.append(f"The usual cause: {cause}")
     add_note(error, "\n".join(lines))
 

@@ -50,9 +50,8 @@ class Placeholder:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise ArgumentTypeError(
-            f"{_text(self)} has no value before a run starts, so it cannot be compared or used as a number yet. "
-            "Use it in a functools.partial that you pass to Trainer.train as create_scheduler_fn "
-            "(+ - * / // are fine, // where a whole number is needed), or use a number."
+            f"{_text(self)} has no value before a run starts, so it cannot be compared or used as a number yet. Use "
+            "it, with + - * / //, in a functools.partial that you pass as create_scheduler_fn, or use a number."
         )
 
     __bool__ = __int__ = __float__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = _refuse
@@ -107,8 +106,7 @@ def replace_trainer_placeholder_values(trainer: Any, instance: Callable[..., T])
         return instance
     if trainer.run_config is None:
         raise ConfigurationError(
-            "Placeholders cannot be replaced: the trainer has no run_config, because no run has started. "
-            "Call replace_trainer_placeholder_values in Trainer.create_scheduler or later."
+            "Placeholders cannot be replaced before a run. Do it in `Trainer.create_scheduler` or later."
         )
     resolved: Callable[..., T] = _resolve(instance, trainer.run_config)
     return resolved

@@ -14,21 +14,14 @@ import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 
-_COUNTS = ("per_device_batch_size", "gradient_accumulation_steps", "max_skipped_updates")
-_OPTIONAL_COUNTS = (
-    "num_epochs",
-    "eval_per_device_batch_size",
-    "max_num_train_steps",
-    "overfit_batches",
-    "record_every_n_steps",
-)
-_LIMITS = ("gradient_clip_value", "gradient_clip_norm")
 _CHOICES = {"step_scheduler": ("update", "epoch"), "nonfinite_policy": (None, "skip", "rollback")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The arguments of one training run. `Trainer.train` describes them.
+
+    Integers are counts of at least 1, and plain floats are limits above 0.
 
     Raises:
         ArgumentTypeError: if a value has the wrong type.
@@ -53,28 +46,26 @@ class TrainSettings:
     detect_anomaly: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
-            if getattr(self, name) is not None or name in _COUNTS:
-                check_positive_count(name, getattr(self, name))
-        for name in _LIMITS:
-            _check_limit(name, getattr(self, name))
+        # Numpy's numbers are accepted, but converted to Python's before they are saved and shown.
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" or (field.type == "int | None" and value is not None):
+                check_positive_count(field.name, value)
+                object.__setattr__(self, field.name, int(value))
+            elif field.type == "float | None" and value is not None:
+                _check_limit(field.name, value)
+                object.__setattr__(self, field.name, float(value))
         if self.num_epochs is None and self.max_num_train_steps is None:
             raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one of them.")
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:
             raise ConfigurationError(
-                f"`gradient_clip_value` is {self.gradient_clip_value} and `gradient_clip_norm` is "
-                f"{self.gradient_clip_norm}: one would undo the other, so set only one of them."
+                "`gradient_clip_value` and `gradient_clip_norm` would undo each other: set only one of them."
             )
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 raise ConfigurationError(f"`{name}` is {getattr(self, name)!r}: choose one of {words}.")
         if self.max_duration is not None:
             parse_duration(self.max_duration)
-        # Numpy's numbers are accepted, but converted to Python's before they are saved and shown.
-        for name in (*_COUNTS, *_OPTIONAL_COUNTS, *_LIMITS):
-            if getattr(self, name) is not None:
-                kind = float if name in _LIMITS else int
-                object.__setattr__(self, name, kind(getattr(self, name)))
 
     def passes_over(self, updates_per_epoch: int | None) -> int:
         """How often the training data will be read, as far as that is known.
@@ -125,8 +116,6 @@ def parse_duration(duration: float | str) -> float:
 
 
 def _check_limit(name: str, value: Any) -> None:
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(
             f"`{name}` is {value!r} ({type(value).__name__}): pass a number, or None for no clipping."
@@ -143,8 +132,7 @@ def check_parts(model: Any, loss_func: Any) -> None:
         raise ArgumentTypeError(f"`model` is {model!r}, which is not a module: pass an instance of nn.Module.")
     if loss_func is not None and (not callable(loss_func) or isinstance(loss_func, type)):
         raise ArgumentTypeError(
-            f"`loss_func` is {loss_func!r}, which does not take outputs and targets: pass a function or an instance "
-            "of a loss module, or None if the model returns its loss."
+            f"`loss_func` is {loss_func!r}: pass a function, an instance of a loss module, or None for the model's own."
         )
 
 
@@ -170,11 +158,9 @@ def check_reduction(loss_func: Any, *, hook: str) -> None:
         made = loss_func.func if isinstance(loss_func, functools.partial) else loss_func
         name = getattr(made, "__name__", type(made).__name__)
         raise ConfigurationError(
-            f"`loss_func` is {name} with reduction='sum', but the loop expects the mean over a batch: with a sum, "
-            "gradients and recorded losses would grow with the batch size and depend on how an update is split into "
-            "batches and processes. Use reduction='mean'; to keep the size of the steps, multiply "
-            f"the learning rate by the number of items that were summed over. Or override `{hook}`, divide there, and "
-            "return the divisor as 'num_items_in_batch' if it is not the number of samples."
+            f"`loss_func` is {name} with reduction='sum', but the loop expects the mean over a batch: a sum depends on "
+            f"how an update is split. Use reduction='mean' and a larger learning rate, or override `{hook}`, divide "
+            "there, and return the divisor as 'num_items_in_batch' if it is not the number of samples."
         )
 
 
@@ -188,8 +174,7 @@ def check_optimizer(optimizer: Any, owned: Iterable[torch.Tensor], *, has_own_st
     """
     if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
         raise ArgumentTypeError(
-            f"`optimizer` is {optimizer!r}, which is not an optimizer. Pass an optimizer of the model's parameters, "
-            "for example `torch.optim.AdamW(model.parameters())`."
+            f"`optimizer` is {optimizer!r}: pass an optimizer, such as `torch.optim.AdamW(model.parameters())`."
         )
     if has_own_step:
         return
@@ -197,20 +182,15 @@ def check_optimizer(optimizer: Any, owned: Iterable[torch.Tensor], *, has_own_st
     known = {id(each) for each in owned}
     if optimized and known and not optimized & known:
         raise ConfigurationError(
-            f"The optimizer has {len(optimized)} parameters, but none of them is among the {len(known)} tensors of the "
-            "model and the trainer, so training would change nothing. Create the optimizer after the model has its "
-            "final form, with `model.parameters()`."
+            f"None of the {len(optimized)} parameters of the optimizer is among the {len(known)} tensors of model and "
+            "trainer, so training would change nothing. Make the optimizer last, with `model.parameters()`."
         )
 
 
 def check_scheduler_factory(factory: Any) -> None:
     """Reject a `create_scheduler_fn` that cannot be called."""
     if factory is not None and not callable(factory):
-        raise ArgumentTypeError(
-            f"`create_scheduler_fn` is {factory!r}, which is not callable. The trainer creates its scheduler when the "
-            "run starts: pass a function that takes the optimizer and returns a scheduler, for example "
-            "`lambda optimizer: ...`."
-        )
+        raise ArgumentTypeError(f"`create_scheduler_fn` is {factory!r}: pass a function that takes the optimizer.")
 
 
 def check_scheduler(scheduler: Any, *, is_expected: bool, has_own_step: bool) -> None:

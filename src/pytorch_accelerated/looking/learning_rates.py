@@ -149,8 +149,7 @@ class _RangeTest(TrainerCallback):
         rates = [float(group.get("lr", 0.0)) for group in getattr(trainer.optimizer, "param_groups", None) or []]
         if max(rates, default=0.0) <= 0:
             raise ConfigurationError(
-                f"`find_lr` needs an optimizer whose parameter groups have learning rates above 0, but the trainer's "
-                f"is {trainer.optimizer!r}. Give each group a rate; only the ratios matter."
+                f"`find_lr` needs learning rates above 0, whose ratios it keeps, but has {trainer.optimizer!r}."
             )
         self.ratios = tuple(rate / max(rates) for rate in rates)
 

@@ -176,9 +176,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     free_bytes = shutil.disk_usage(places[0]).free
     if savers and free_bytes < 2 * size_bytes:
         raise CheckpointError(
-            f"{savers[0].save_dir} needs room for two training states of {format_bytes(size_bytes)}, because each is "
-            f"complete before an older one is deleted, but only {format_bytes(free_bytes)} are free on its disk. Free "
-            "some space, or save elsewhere."
+            f"{savers[0].save_dir} needs room for two training states of {format_bytes(size_bytes)}, but only "
+            f"{format_bytes(free_bytes)} are free on its disk. Free some space, or save elsewhere."
         )
     names = {id(callback): type(callback).__name__ for callback in callbacks}
     rehearsed = tuple(names.pop(id(callback)) for callback in taking_part)

@@ -164,7 +164,8 @@ class _OneUpdate(TrainerCallback):
         self.batch = BatchFacts(())
         self.batches = self.gradient_bytes = self.optimizer_bytes = self.activation_bytes = 0
         self.stepped: set[int] = set()
-        self._kept: dict[tuple[int, int], int] = {}  # sizes by address and size: views of the same values count once
+        # Sizes by address and size: views of the same values count once.
+        self._kept: dict[tuple[int, int], int] = {}
         self._own: set[int] = set()  # addresses of parameters and buffers
 
     @contextlib.contextmanager

@@ -268,7 +268,8 @@ class ReportCallback(TrainerCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the page of the run that is being resumed."""
         page = state["page"]
-        saved = json.loads(page if isinstance(page, str) else page.numpy().tobytes())  # version 1.0 kept the text
+        # Version 1.0 kept the text.
+        saved = json.loads(page if isinstance(page, str) else page.numpy().tobytes())
         for name in _SAVED:
             setattr(self._contents, name, saved[name])
         self._started = time.monotonic() - saved["seconds"]

@@ -277,7 +277,8 @@ def _as_png(pixels: torch.Tensor) -> bytes:
     low, high = pixels.min(), pixels.max()
     raw_bytes = ((pixels - low) * (255 / (high - low).clamp(min=1e-12))).round().to(torch.uint8)
     channels, height, width = raw_bytes.shape
-    lines = [b"\0" + line.contiguous().numpy().tobytes() for line in raw_bytes.permute(1, 2, 0)]  # 0: not filtered
+    # Each begins with 0: not filtered.
+    lines = [b"\0" + line.contiguous().numpy().tobytes() for line in raw_bytes.permute(1, 2, 0)]
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(lines), 9)), (b"IEND", b""))
     chunks = (

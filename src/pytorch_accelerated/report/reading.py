@@ -11,8 +11,7 @@ from pytorch_accelerated.report.contents import RunContents, data_in, write_page
 from pytorch_accelerated.utils import read_run_history
 
 _MAY_BE = (
-    "A run is a page that ReportCallback has written (.html), a training state or a folder of several, or a "
-    "trainer_state.json of a Hugging Face trainer or its folder."
+    "A run is a page of ReportCallback (.html), a folder of training states, or a trainer_state.json or its folder."
 )
 _LOG_HISTORY_FILE = "trainer_state.json"
 _ARGUMENTS_FILE = "training_args.json"  # of our trainer, beside the former in checkpoints

@@ -88,7 +88,8 @@ class FiniteLossTracker(LossTracker):
     def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
         """Add the mean loss of a batch."""
         super().update(loss_batch_value, batch_size)
-        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0  # otherwise the loss is a mean over nothing
+        # Otherwise the loss is a mean over nothing.
+        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0
         self.of_update.append(self._pending_losses[-1] if counts else 0.0)
 
     def replace(self, later: int, loss: torch.Tensor) -> None:
@@ -113,7 +114,8 @@ class GuardedStep(UndoneStep):
         super().__init__(context, *args, **kwargs)
         assert isinstance(context.losses, FiniteLossTracker)
         self._losses = context.losses
-        self._left_out: set[int] = set()  # updates that could not be applied, by the number of updates before them
+        # Updates that could not be applied, by the number of updates before them.
+        self._left_out: set[int] = set()
 
     def update(self, update: Update) -> None:
         """One update, unless the run went back in order to leave this one out."""

@@ -23,8 +23,7 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
         raise HookOutputError(
-            f"`{hook}` returned a {type(output).__name__}{entries}, but the loop needs a dict with 'loss' (a tensor "
-            "with one element), 'model_outputs' and 'batch_size'. Return one."
+            f"`{hook}` returned a {type(output).__name__}{entries}: give a dict with 'loss' and 'batch_size'."
         )
     loss, size = output["loss"], output["batch_size"]
     count = output.get("num_items_in_batch")
@@ -40,8 +39,7 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
         name = "batch_size" if count is None else "num_items_in_batch"
         shown = size if type(size) is int else _described(size)
         raise HookOutputError(
-            f"`{hook}` returned {shown} as {name!r}, but the loop needs the number of items that the loss is the mean "
-            "of. Return a number above 0; only `num_items_in_batch` may be 0."
+            f"`{hook}` returned {shown} as {name!r}: return the number of items that the loss is the mean of."
         )
     return loss, size
 
@@ -165,9 +163,8 @@ class LateCounts:
             return None
         if total == 0:
             raise DataError(
-                "An update has no items at all: `num_items_in_batch` was 0 for each of its batches, on all ranks. A "
-                "mean over nothing is not defined, and nothing was changed by this update; leave such batches out of "
-                "the dataset."
+                "An update has no items at all: `num_items_in_batch` was 0 for each of its batches, on all ranks, so "
+                "its loss has no mean. Nothing was changed by it; leave such batches out of the dataset."
             )
         return self._ranks.count * self._reference / total
 
@@ -188,6 +185,5 @@ class LateCounts:
 
 def _only_some(which: str) -> HookOutputError:
     return HookOutputError(
-        f"`calculate_train_batch_loss` returned 'num_items_in_batch' {which}, so the batches of an update could not be "
-        "weighted by one thing. Return it always, or never."
+        f"`calculate_train_batch_loss` returned 'num_items_in_batch' {which}. Return it always, or never."
     )

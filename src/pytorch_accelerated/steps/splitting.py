@@ -122,8 +122,7 @@ class SplittingStep(UndoneStep):
                 f"A batch of {size} samples does not fit into memory (epoch {self.context.history.current_epoch}, "
                 f"batch {step}, counted from 0), so it and those that follow go through the model in parts of "
                 f"{self.rows} at the most. Updates are the same, except for what looks across a batch, such as "
-                "BatchNorm. To save the attempt, use a smaller `per_device_batch_size` and more "
-                "`gradient_accumulation_steps`.",
+                "BatchNorm. A smaller `per_device_batch_size` with more accumulation saves the attempt.",
             )
 
     def record(self, history: Any) -> None:

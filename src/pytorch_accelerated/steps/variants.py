@@ -13,11 +13,10 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.models.held import held_parts, trained_outside
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.steps.guarded import AnomalyStep, GuardedStep, savers_among
-from pytorch_accelerated.steps.outside import OutsideStep
 from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
+from pytorch_accelerated.steps.several_ranks import OutsideStep, UnevenStep
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.steps.step import Step
-from pytorch_accelerated.steps.uneven import UnevenStep
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
@@ -63,7 +62,6 @@ def make_safe_point(context: Context) -> SafePoint | None:
     reason = several if context.ranks.count > 1 else "the model is sharded"
     warn_user(
         context.ranks,
-        f"`save_on_exception` has no effect in this run: {reason}. Save often enough with `save_every_n_steps` or "
-        "`save_every_n_minutes`.",
+        f"`save_on_exception` has no effect in this run: {reason}. Use `save_every_n_steps` or `save_every_n_minutes`.",
     )
     return None

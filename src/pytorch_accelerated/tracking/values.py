@@ -20,22 +20,8 @@ from pytorch_accelerated.trees import map_leaves, plain_parts_of
 _KIND = re.compile(r"(?:intermediate_)?eval(?:uation)?_")
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
-_LESS_IS_BETTER = ("loss", "error", "perplexity", "wer", "mae", "mse", "rmse")
-_MORE_IS_BETTER = (
-    "accuracy",
-    "acc",
-    "f1",
-    "precision",
-    "recall",
-    "auc",
-    "auroc",
-    "iou",
-    "map",
-    "dice",
-    "bleu",
-    "r2",
-    "rouge",
-)
+_LESS_IS_BETTER = re.compile("loss|error|perplexity|wer|mae|mse|rmse")
+_MORE_IS_BETTER = re.compile("accuracy|acc|f1|precision|recall|auc|auroc|iou|map|dice|bleu|r2|rouge")
 
 
 class MetricRecord(NamedTuple):
@@ -170,9 +156,9 @@ def greater_is_better(quantity: str) -> bool | None:
     (True, False, None)
     """
     words = re.split("[_/ -]", quantity.lower())
-    if any(word in _LESS_IS_BETTER for word in words):
+    if any(map(_LESS_IS_BETTER.fullmatch, words)):
         return False
-    return True if any(word in _MORE_IS_BETTER for word in words) else None
+    return True if any(map(_MORE_IS_BETTER.fullmatch, words)) else None
 
 
 def hyperparameters_of(

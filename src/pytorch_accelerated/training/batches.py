@@ -68,9 +68,8 @@ def _refuse_pairs(loss_func: Any, outputs: Any, targets: Any) -> None:
         name = getattr(loss_func, "__name__", type(loss_func).__name__)
         raise DataError(
             f"The model's outputs {list(outputs.shape)} and the targets {list(targets.shape)} have different shapes: "
-            f"{name} would not compare each output with its target, but {outputs.shape[0]} x {targets.shape[0]} pairs. "
-            "Make the shapes equal: `outputs.squeeze(-1)` at the end of the model for targets in a row, "
-            "`targets.unsqueeze(1)` in the dataset for outputs in a column."
+            f"{name} would compare {outputs.shape[0]} x {targets.shape[0]} pairs. Make the shapes equal, with "
+            "`outputs.squeeze(-1)` at the end of the model or `targets.unsqueeze(1)` in the dataset."
         )
 
 

@@ -51,9 +51,8 @@ def check_optimizer_of(context: Context) -> None:
         return
     if not (has_own_step and overrides(trainer, "optimizer_zero_grad")):
         raise ArgumentTypeError(
-            "`optimizer` is None, so the trainer cannot update the model. Pass an optimizer of the model's parameters, "
-            "for example `torch.optim.AdamW(model.parameters())`. A subclass with optimizers of its own must override "
-            "both `optimizer_step` and `optimizer_zero_grad`."
+            "`optimizer` is None, so the trainer cannot update the model. Pass an optimizer, such as "
+            "`torch.optim.AdamW(model.parameters())`, or override both `optimizer_step` and `optimizer_zero_grad`."
         )
 
 
@@ -66,9 +65,8 @@ def _warn_of_untrained(context: Context, optimizers: Iterable[Any], strangers: i
         warn_user(
             context.ranks,
             f"The optimizer has {format_count(strangers, 'parameter')} that neither the model nor the trainer has, "
-            f"while {listed(untrained)} of the model is in no optimizer, and stays as it is. If that layer was "
-            "replaced after the optimizer was made, make the optimizer last, with `model.parameters()`; if it should "
-            "stay as it is, set `requires_grad` to False.",
+            f"while {listed(untrained)} of the model is in no optimizer, and stays as it is. Make the optimizer last, "
+            "with `model.parameters()`, or set `requires_grad` to False for what should stay.",
         )
 
 
@@ -104,8 +102,7 @@ def check_evaluation(context: Context, dataset: Any) -> None:
     _check_reduction_in_evaluation(trainer)
     if dataset is None and trainer.eval_dataset is None:
         raise ConfigurationError(
-            "`evaluate` was called without a dataset, and there was no evaluation dataset before that it could use "
-            "again. Pass `dataset`."
+            "`evaluate` got no dataset, and there was none before that it could use again. Pass `dataset`."
         )
     if dataset is not None and not overrides(trainer, "create_eval_dataloader"):
         check_eval_dataset(dataset)

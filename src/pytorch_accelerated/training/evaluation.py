@@ -84,7 +84,8 @@ class Pass:
 
     def output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
         """The output of `hook` for the batch of a round; None on a rank without one."""
-        if round_.has_empty_rank and self._is_sharded:  # an idle rank runs the model on a batch that counts nowhere
+        # An idle rank runs the model on a batch that counts nowhere.
+        if round_.has_empty_rank and self._is_sharded:
             with self.context.uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
                 output = self._output_of(hook, round_)
             return None if round_.is_idle else output

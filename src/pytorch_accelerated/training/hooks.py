@@ -326,6 +326,5 @@ def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
             for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
                 warn_user(
                     ranks,
-                    f"{kind.__name__}.{name} will never be called by the training loop: no hook has that name. Did you "
-                    f"mean {hook!r}? If you call it yourself, give it a name that is less alike.",
+                    f"{kind.__name__}.{name} is not called: no hook has that name. Did you mean {hook!r}?",
                 )

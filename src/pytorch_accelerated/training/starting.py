@@ -1,26 +1,36 @@
-"""Begins and ends a call of the trainer: its context, and what is cleaned up however it ends."""
+"""Begins and ends a call of the trainer: its context, and what is done however it ends.
+
+No error in what is done after an exception hides that exception.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.adapting import close_loader
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.processes.ranks import UnevenRanks
+from pytorch_accelerated.processes.ranks import UnevenRanks, is_lost_contact, lost_peer_error
+from pytorch_accelerated.progress.text import show
+from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochClock
-from pytorch_accelerated.training import rescuing
-from pytorch_accelerated.training.emitting import Emitter
 from pytorch_accelerated.training.evaluation_sets import EvaluationSets
 from pytorch_accelerated.training.reports import LossReports, ShownWarnings
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.states import States
-from pytorch_accelerated.training.stopping import Stopping
+from pytorch_accelerated.training.stopping import Emitter, Stopping
+
+# What a call takes over from the one before.
+_OF_TRAINER = ("trainer", "holder", "given", "accelerator", "ranks", "model", "optimizer", "scheduler")
+_OF_RUNS = ("history", "callbacks", "config", "state", "seed", "number", "epochs_before")
 
 
 def new_context(before: Context, settings: TrainSettings, kind_of_states: type[States]) -> Context:
@@ -33,23 +43,9 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
     """
     ranks = before.ranks
     context = type(before)(
-        before.trainer,
-        before.holder,
-        before.given,
-        before.accelerator,
-        ranks,
-        before.model,
-        before.optimizer,
-        before.scheduler,
-        before.history,
-        before.callbacks,
-        before.config,
-        before.state,
-        dataclasses.replace(before.loaders),  # those of the last call stay as they are
-        settings,
-        before.seed,
-        before.number,
-        before.epochs_before,
+        **{name: getattr(before, name) for name in (*_OF_TRAINER, *_OF_RUNS)},
+        loaders=dataclasses.replace(before.loaders),  # those of the last call stay as they are
+        settings=settings,
         losses=LossTracker(),
         gradient_norms=LossTracker(),
         epoch_clock=EpochClock(1),
@@ -91,10 +87,10 @@ def at_work(context: Context) -> Iterator[Context]:
             if isinstance(exception, Exception):
                 updates = context.state.updates
                 add_place(exception, f"epoch {context.history.current_epoch}, after {updates} updates of the run")
-            rescuing.save_after(context, exception)
+            _save_after(context, exception)
             show_note(exception)
-            error = rescuing.explained(context, exception)
-            rescuing.tell_of(context, error)
+            error = _explained(context, exception)
+            _tell_of(context, error)
             if error is exception:
                 raise
             raise error from exception
@@ -138,3 +134,56 @@ def _release(context: Context) -> None:
         context.release_model()
     else:
         context.training.release()
+
+
+def _save_after(context: Context, exception: BaseException) -> None:
+    """Save the run as it was at its last safe point, where callbacks want that."""
+    training = context.training
+    point = None if training is None else training.safe_point
+    savers = [each for each in savers_among(context.callbacks) if each.save_on_exception]
+    if point is None or not savers or not point.has_progress:
+        return
+    training.safe_point = None
+    name = type(exception).__name__
+    try:
+        run = point.go_back()
+        if run is None:
+            context.print(f"No training state was saved after this {name}: it came while an update was being applied.")
+            return
+        context.saves.finish()
+        context.states.check_finite()
+        if run.kept is not None and run.kept.history is None:
+            context.reports.add_records()  # those that had ended, to the history that the state will have
+        run.losses.take_parts()
+        run.gradient_norms.take_parts()
+        for saver in savers:
+            folder = Path(saver.save_dir) / "final"
+            save_run(run, folder, {})
+            context.saves.add(folder, run.history, run.state)
+            context.print(f"Saved the run as it was {run.state.position}, before this {name}. Resume it from {folder}")
+    except BaseException as error:  # also an interrupt: the run ends anyway
+        context.print(f"No training state could be saved after this {name}: {type(error).__name__}: {error}")
+
+
+def _explained(context: Context, exception: BaseException) -> BaseException:
+    """The error to raise for `exception`: a better one, which is printed, if torch only says a connection broke."""
+    ranks = context.ranks
+    if ranks.count == 1 or not is_lost_contact(exception):
+        return exception
+    updates, newest = context.state.updates, context.saves.newest()
+    error = lost_peer_error(exception, rank=ranks.index, size=ranks.count, updates=updates, newest=newest)
+    # On every rank, and now: the launcher is about to end this process, perhaps before Python prints the exception.
+    show(error)
+    return error
+
+
+def _tell_of(context: Context, exception: BaseException) -> None:
+    """Emit `on_exception`."""
+    try:
+        context.emitter.emit("on_exception", exception=exception)
+    except Exception as error:
+        warnings.warn(
+            f"A callback failed in `on_exception` with {type(error).__name__}: {error}. What ended the run is "
+            f"another exception, a {type(exception).__name__}; callbacks after that one have not been told of it.",
+            stacklevel=2,
+        )

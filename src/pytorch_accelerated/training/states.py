@@ -135,7 +135,8 @@ class States:
         """Write a training state."""
         context, saves = self.context, self.context.saves
         self.check_finite()
-        context.reports.complete_records()  # a state has no place for those that have ended, but have not been read
+        # A state has no place for those that have ended, but have not been read.
+        context.reports.complete_records()
         saves.uses_background |= background
         writer = saves.writer if background else None
         save_run(self.contents(), folder, extra, writer, ranks_of_writer=self._ranks_of_writer)
@@ -170,7 +171,6 @@ def _difference_by_ranks(run: Context, folder: Path) -> str | None:
     if ranks_before == run.ranks.count:
         return None
     return (
-        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. Each sample is still used "
-        "once per epoch. The weights are the same, to rounding, only if nothing (dropout, augmentation) draws random "
-        "numbers, and if `per_device_batch_size` or `gradient_accumulation_steps` keeps the size of updates."
+        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. The weights are the same, "
+        "to rounding, only if nothing (dropout, augmentation) draws random numbers, and updates keep their size."
     )

@@ -1,4 +1,4 @@
-"""Stops all ranks together: at a callback's request, a signal, a time limit, or a failed save.
+"""Calls the user's code, and stops all ranks together: at its request, a signal, a time limit, or a failed save.
 
 `docs/design/stopping.md` has the reasons.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.data.updates import Round
-from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.facts.error_notes import note_failure
 from pytorch_accelerated.processes.signals import SignalWatch
 from pytorch_accelerated.tracking.step_records import Pace
 
@@ -21,6 +22,76 @@ if TYPE_CHECKING:
 # How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
 # a failed save.
 _SECONDS_BETWEEN_AGREEMENTS = 0.25
+_BEFORE_COUNTING = ("calculate_train_batch_loss", "backward_step", "training_step")  # hooks of a batch
+
+
+class Emitter:
+    """Calls the user's code: callbacks and hooks. A request to stop is deferred until all ranks can stop together.
+
+    Args:
+        context: has the trainer and its callbacks.
+
+    Attributes:
+        wish: the first deferred request to stop; None if there is none.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.wish: StopTrainingError | None = None
+        self._context = context
+
+    def emit(self, event: str, **kwargs: Any) -> None:
+        """Call the callbacks that handle `event`. A request to stop is deferred."""
+        callbacks = self._context.callbacks
+        try:
+            if callbacks.acts_at[event]:
+                callbacks.call_event(event, self._context.trainer, **kwargs)
+        except StopTrainingError as wish:
+            self.wish = self.wish or wish
+
+    def emit_at_once(self, event: str, **kwargs: Any) -> None:
+        """Call the callbacks that handle `event`. A request to stop is raised: all ranks must emit this event."""
+        self._context.callbacks.call_event(event, self._context.trainer, **kwargs)
+
+    def defer(self, hook: Callable[..., Any], *args: Any) -> None:
+        """Call `hook`. A request to stop is deferred."""
+        try:
+            hook(*args)
+        except StopTrainingError as wish:
+            self.wish = self.wish or wish
+
+    def explain(self, error: Exception, hook: Callable[..., Any], batch: Any, start: int | None = None) -> None:
+        """Add a note to the error of a hook: the hook, the batch and the position in the run.
+
+        Args:
+            error: what the hook raised.
+            hook: a hook of a batch or an update.
+            batch: the current one.
+            start: the position of its first sample in an evaluation or prediction; None in training.
+
+        Raises:
+            HookOutputError: for a request to stop on one of several ranks, while the others wait for what the hook
+                returns: gradients, or what their callbacks gather.
+        """
+        context, name = self._context, getattr(hook, "__name__", str(hook))
+        state, ranks = context.state, context.ranks
+        if isinstance(error, StopTrainingError):
+            if ranks.count == 1:
+                return
+            raise HookOutputError(
+                f"`{name}` raised StopTrainingError on rank {ranks.index}: others wait for it. Raise it in an event."
+            ) from error
+        number = state.batches_in_epoch - (name not in _BEFORE_COUNTING)
+        position = f"update {state.updates + 1} of the run, batch {number} of the epoch on this rank"
+        if start is not None:
+            position = f"after {state.updates} updates of the run, the batch that begins with sample {start}"
+        note_failure(
+            error,
+            hook=name,
+            batch=batch,
+            position=f"epoch {context.history.current_epoch}, {position} (counted from 0)",
+            rank=ranks.index,
+            ranks=ranks.count,
+        )
 
 
 class Stopping:

@@ -301,8 +301,7 @@ class Training:
         """Evaluate within a training epoch."""
         if self.context.loaders.eval is None:
             raise ConfigurationError(
-                "An evaluation was requested during training, but there is no evaluation dataset. Pass `eval_dataset` "
-                "to `train`."
+                "An evaluation was requested, but there is no evaluation dataset. Pass `eval_dataset` to `train`."
             )
         self.note_safe_point()
         self.evaluate(is_intermediate=True)
@@ -311,7 +310,8 @@ class Training:
         """Evaluate each set, with `kwargs` for the trainer's `_run_eval_epoch`."""
         self.context.evaluation_sets.evaluate(**kwargs)
         if self.safe_point is not None:
-            self.safe_point.leave()  # what comes of the evaluation, such as a step of the scheduler, belongs to it
+            # What comes of the evaluation, such as a step of the scheduler, belongs to it.
+            self.safe_point.leave()
 
     def write_state(self, folder: Any, extra: dict[str, Any], background: bool) -> None:
         """Write a training state that was requested."""
@@ -329,7 +329,4 @@ class Training:
         if not (self.is_complete or context.updates_left == 0):
             return f"Resuming from {context.resumed_from}: epoch {context.history.current_epoch}, {position}"
         limit = "num_epochs" if context.settings.max_num_train_steps is None else "max_num_train_steps"
-        return (
-            f"Nothing is left to train: {context.resumed_from} is the end of the run, {position}. Raise `{limit}` to "
-            "go on"
-        )
+        return f"Nothing is left to train: {context.resumed_from} is the end of the run, {position}. Raise `{limit}`"
