@@ -9,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import huggingface
 from pytorch_accelerated.huggingface.arguments.fields import OptimizerNames, SchedulerType
-from pytorch_accelerated.huggingface.engine.optimizing import decay_parameter_names, make_schedule
+from pytorch_accelerated.huggingface.engine.optimizing import make_schedule
 from tests.huggingface.runs import StopAt, everything, losses, make_trainer
 from tests.support.resuming import assert_same
 
@@ -67,9 +67,9 @@ def test_every_kind_of_schedule_is_compared() -> None:
     assert {kind for kind, _ in SCHEDULES} == {kind.value for kind in SchedulerType} - {"reduce_lr_on_plateau"}
 
 
-def test_weight_decay_spares_biases_and_norms() -> None:
+def test_weight_decay_spares_biases_and_norms(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
-    assert decay_parameter_names(model) == ["0.weight", "2.0.weight"]
+    assert make_trainer(tmp_path).get_decay_parameter_names(model) == ["0.weight", "2.0.weight"]
 
 
 # ------------------------------------------------------------------------------------------------- optimizers by name

@@ -1,6 +1,7 @@
 """A run that goes on from a checkpoint equals the run that was never interrupted, to the bit."""
 
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -211,8 +212,10 @@ def test_files_that_a_resume_does_not_read_may_change(by_path: bool, tmp_path: P
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("only_model", [True, False])
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize(
+    ("name", "only_model"),
+    [("optimizer.pt", False), *itertools.product(["model.safetensors", "trainer_state.json"], [True, False])],
+)
 def test_files_that_a_resume_reads_may_not_change(name: str, only_model: bool, tmp_path: Path) -> None:
     run(tmp_path, StopAt(1), save_only_model=only_model)
     path = tmp_path / "checkpoint-1" / name

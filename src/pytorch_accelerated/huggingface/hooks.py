@@ -126,7 +126,7 @@ class TrainerHooks:
         an embedding; 0.0 if the model does not know their number.
         """
         tokens = inputs.get(knowledge.main_input_name(self.model))
-        if not isinstance(tokens, torch.Tensor) or not knowledge.has_operations(self.model):
+        if not isinstance(tokens, torch.Tensor) or not hasattr(self.model, "num_parameters"):
             return 0.0
         return 6.0 * tokens.numel() * int(self.model.num_parameters(exclude_embeddings=True))
 
@@ -184,14 +184,15 @@ class TrainerHooks:
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """The parameters with weight decay: all but biases and those of norm layers."""
-        return optimizing.decay_parameter_names(model)
+        exempt = {
+            f"{path}.{name}" if path else name
+            for path, module in model.named_modules()
+            for name, _ in module.named_parameters(recurse=False)
+            if "bias" in name or "norm" in type(module).__name__.lower()
+        }
+        return [name for name, _ in model.named_parameters() if name not in exempt]
 
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TrainingArguments, model: Any = None
-    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class of the optimizer in the arguments, and its own arguments."""
-        return optimizing.optimizer_class_and_arguments(args)
+    get_optimizer_cls_and_kwargs = staticmethod(optimizing.get_optimizer_cls_and_kwargs)
 
     def get_learning_rates(self) -> list[float]:
         """The learning rate of each parameter group."""

@@ -431,8 +431,3 @@ def take_over_special_tokens(model: Any, processing_class: Any, *, logs: bool) -
             changes.append(f"{place}.{name} from {old} to {new}")
     if changes and logs:
         logger.warning("The model takes over special tokens of the `processing_class`: %s", "; ".join(changes))
-
-
-def has_operations(model: Any) -> bool:
-    """Whether the model has the method ``num_parameters``, as those of `transformers` do."""
-    return callable(getattr(model, "num_parameters", None))

@@ -231,7 +231,7 @@ class Trainer(TrainerHooks):
         checkpoint = restoring.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
-        estimates_operations = knowledge.has_operations(self.model) or not is_ours(self.floating_point_ops)
+        estimates_operations = hasattr(self.model, "num_parameters") or not is_ours(self.floating_point_ops)
 
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule

@@ -20,17 +20,6 @@ from pytorch_accelerated.optional import require
 Factor = Callable[[int], float]
 
 
-def decay_parameter_names(model: nn.Module) -> list[str]:
-    """The parameters with weight decay: all but biases and those of norm layers."""
-    exempt = {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name, _ in module.named_parameters(recurse=False)
-        if "bias" in name or "norm" in type(module).__name__.lower()
-    }
-    return [name for name, _ in model.named_parameters() if name not in exempt]
-
-
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters in two groups: those with weight decay, and the others."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -59,8 +48,10 @@ _OF_BITSANDBYTES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def optimizer_class_and_arguments(args: Arguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that ``args.optim`` names, and its arguments besides the parameters.
+def get_optimizer_cls_and_kwargs(
+    args: Arguments, model: Any = None
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class that ``args.optim`` names, and its arguments besides the parameters. Subclasses may use the model.
 
     Raises:
         MissingDependencyError: if it is of a package that is not installed.
