@@ -110,7 +110,7 @@ def test_an_optimizer_without_rates_or_none_is_an_error() -> None:
     model = nn.Linear(3, 2).double()
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.0), None):
         trainer = WithItsOwn(model, nn.MSELoss(), optimizer, callbacks=())  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="only the ratios matter"):
+        with pytest.raises(ConfigurationError, match="whose ratios it keeps"):
             trainer.find_lr(regression_data(20))
 
 

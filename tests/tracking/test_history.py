@@ -142,18 +142,6 @@ def test_later_changes_of_a_tensor_or_array_do_not_change_the_history(history, w
     assert [unwrapped(value).tolist() for value in history.get_metric_values("counts")] == [[1], [2]]
 
 
-def test_a_copied_and_a_saved_history_have_all_values(history):
-    history.update_metric("report", {"f1": 0.5})
-    history.update_metric("matrix", torch.eye(2))
-    history.update_metric("loss", 1)
-    restored = type(history)()
-    restored.load_state_dict(history.state_dict())
-    for other in (restored, history.copy()):
-        assert other.get_latest_metric("report") == {"f1": 0.5}
-        assert torch.equal(other.get_latest_metric("matrix"), torch.eye(2))
-        assert other.get_latest_metric("loss") == 1
-
-
 def test_reset_forgets_everything_but_the_prefix(history):
     history.set_metric_name_prefix("x_")
     record_two_epochs(history)
@@ -194,22 +182,23 @@ def test_deleting_a_metric_keeps_the_others_and_the_readers_where_they_are(histo
         history.delete_metric("train_loss_epoch")
 
 
-@pytest.mark.parametrize("version", ["1.0", "this one"])
+@pytest.mark.parametrize("version", ["1.0", "this one", "copy"])
 def test_a_saved_history_continues_where_it_stopped(history, version):
     record_two_epochs(history)
     history.add_step_record(step_record(1))
     history.read_new_records("printer")
     history.update_metric("late", math.nan)
-    history.update_metric("matrix", [[1, 2]])
+    history.update_metric("matrix", {"curve": torch.eye(2)})
     history.set_metric_name_prefix("x_")
     state = copy.deepcopy(history.state_dict())
     if version == "1.0":  # which kept lists
         steps = [[*each[:5], list(each.learning_rates), *each[6:]] for each in history.step_records]
         state |= {"records": [list(record) for record in history.records], "step_records": steps}
 
-    restored = type(history)()
-    restored.update_metric("forgotten", 1)
-    restored.load_state_dict(state)
+    restored = history.copy() if version == "copy" else type(history)()
+    if version != "copy":
+        restored.update_metric("forgotten", 1)
+        restored.load_state_dict(state)
     assert repr(restored.records) == repr(history.records)  # repr, as NaN is not equal to itself
     assert list(restored.get_metric_names()) == list(history.get_metric_names())
     for each in (history, restored):
@@ -294,19 +283,12 @@ def test_nothing_to_plot_is_an_error():
         history.plot()
 
 
-class BareHistory(InMemoryRunHistory):
-    """A subclass that does not call ``super().__init__()``."""
-
-    def __init__(self) -> None:
-        self._metrics = {}
-
-
 def step_record(update: int, epoch: int = 1) -> StepRecord:
     return StepRecord(epoch, update, 8 * update, 0.5 * update, 1 / update, (0.1, 0.01), None, 16.0, 0.25, None)
 
 
 def test_each_reader_gets_every_step_record_once() -> None:
-    history = BareHistory()
+    history = MinimalHistory()
     assert not history.step_records
     first, second = step_record(1), step_record(2)
     history.add_step_record(first)

@@ -104,7 +104,7 @@ def test_a_watched_metric_that_is_not_a_number_is_an_error_that_names_it(
         "scheduler_metric": name,
     }
     callbacks = [watching[watches](watch_metric=name)] if watches in watching else []
-    with pytest.raises(ConfigurationError, match=f"'{name}'.* is a {type_name}, .*under a name of its own"):
+    with pytest.raises(ConfigurationError, match=f"'{name}'.* is a {type_name}, .*under another name"):
         fit(a_trainer(Report(), *callbacks), **({} if callbacks else plateau))
 
 
