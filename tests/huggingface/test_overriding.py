@@ -224,7 +224,9 @@ def of_both_libraries(make: Any, folder: Path, look: Any, **arguments: Any) -> l
 PLANS: dict[str, dict[str, Any]] = {
     "epochs": {},
     "short updates at the end": {"gradient_accumulation_steps": 2, "num_train_epochs": 1.5},
-    "updates": {"max_steps": 3},
+    "a part of an epoch": {"num_train_epochs": 0.4},
+    "updates of several epochs": {"max_steps": 12, "num_train_epochs": 1},
+    "updates without epochs": {"max_steps": 3, "num_train_epochs": 0},
     "rows left out": {"per_device_train_batch_size": 3, "dataloader_drop_last": True},
     "a stream": {"max_steps": 4, "parts": {"train_dataset": Stream(11)}},
 }
@@ -242,7 +244,8 @@ def test_the_plan_of_a_run_can_be_read_and_changed(name: str, tmp_path: Path) ->
 
     def look(trainer: Any) -> Any:
         plan = trainer.set_initial_training_values(args=trainer.args, dataloader=trainer.get_train_dataloader())
-        return tuple(plan), trainer.state.max_steps, trainer.state.global_step, trainer.state.num_train_epochs
+        state = trainer.state
+        return tuple(plan), state.max_steps, state.global_step, state.num_train_epochs
 
     ours, theirs = of_both_libraries(watched, tmp_path, look, **PLANS[name])
     assert ours == theirs

@@ -26,9 +26,9 @@ from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
 
 
-def run(callback: ProgressCallback, state: TrainerState, *, until: str = "the end", logs: Any = None) -> None:
+def run(state: TrainerState) -> None:
     """Four updates, after the second of which there is an evaluation of three batches."""
-    handler = CallbackHandler([DefaultFlowCallback, callback], None, None, None, None)
+    handler = CallbackHandler([DefaultFlowCallback, ProgressCallback], None, None, None, None)
     handler.eval_dataloader = [1, 2, 3]
     args, control = TrainingArguments(), TrainerControl()
     handler.on_train_begin(args, state, control)
@@ -39,11 +39,7 @@ def run(callback: ProgressCallback, state: TrainerState, *, until: str = "the en
         if state.global_step == 2:
             for _ in handler.eval_dataloader:
                 handler.on_prediction_step(args, state, control)
-            if until == "the evaluation":
-                return
             handler.on_evaluate(args, state, control, {"eval_loss": 1.0})
-            if logs:
-                handler.on_log(args, state, control, logs)
     handler.on_train_end(args, state, control)
 
 
@@ -56,7 +52,7 @@ def _bars_appear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bars_show_training_and_evaluation_and_vanish() -> None:
     state = TrainerState(max_steps=4, log_history=[{"loss": 0.5}])
     with in_a_terminal() as terminal:
-        run(ProgressCallback(), state)
+        run(state)
         for share in ("training  25%", "evaluation  33%", "evaluation 100%", "training 100%"):
             assert share in terminal.received
         assert "epoch=1.00, loss=0.5000]" in terminal.received

@@ -49,28 +49,6 @@ def test_a_run_equals_a_hand_written_loop(batch: int, accumulation: int, tmp_pat
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "steps", "epoch", "epochs"),
-    [
-        ({"num_train_epochs": 1}, 5, 1.0, 1),
-        ({"num_train_epochs": 1.5}, 8, 1.6, 2),
-        ({"num_train_epochs": 0.2}, 1, 0.2, 1),
-        ({"num_train_epochs": 2, "gradient_accumulation_steps": 2}, 6, 2.0, 2),
-        ({"num_train_epochs": 1, "gradient_accumulation_steps": 9}, 1, 1.0, 1),
-        ({"num_train_epochs": 1, "max_steps": 12}, 12, 2.4, 3),
-        ({"num_train_epochs": 9, "max_steps": 3}, 3, 0.6, 1),
-        ({"num_train_epochs": 0, "max_steps": 2}, 2, 0.4, 1),
-    ],
-)
-def test_the_number_of_steps(arguments: dict[str, Any], steps: int, epoch: float, epochs: int, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, **arguments)
-    output = trainer.train()
-    assert output.global_step == trainer.state.global_step == trainer.state.max_steps == steps
-    assert trainer.state.epoch == pytest.approx(epoch)
-    assert trainer.state.num_train_epochs == epochs
-    assert len(losses(trainer)) == steps
-
-
 def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) -> None:
     class OnePass(Trainer):
         def get_train_dataloader(self) -> Any:
