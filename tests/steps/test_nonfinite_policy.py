@@ -348,7 +348,12 @@ def test_a_run_that_went_back_is_the_one_that_never_saw_the_update(place: str, a
     trainer = make(saving, faults=[10], place=place, dropout=0.3)
     bad_update = 10 // accumulation
     with pytest.warns(UserWarning, match=f"{NOT_APPLIED}.*goes back to .*step_{bad_update // 2 * 2},"):
-        history = train(trainer, "rollback", accumulation=accumulation)
+        history = train(trainer, "rollback", accumulation=accumulation, record_every_n_steps=3)
+    of_epoch = 12 // accumulation  # updates; records go back with the run, also within one
+    ends = [*range(3, of_epoch, 3), of_epoch]
+    records = history.step_records
+    assert [record.update for record in records] == [*ends, *(of_epoch + end for end in ends)]
+    assert all(record.samples == 2 * accumulation * record.update for record in records)
     expected = train_without([bad_update], accumulation=accumulation, dropout=0.3)
     assert_is(trainer, expected)
     means = [sum(losses) / len(losses) for losses in expected["losses"]]

@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import StepBasedEvaluationCallback, TrainerCallback
-from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
 from tests.support.resuming import SaveAndStop
@@ -170,21 +169,3 @@ def test_a_run_leaves_no_wrapper_and_no_patched_forward_behind():
     # While training the output is brought back to single precision; what is computed in between is not as exact.
     assert dtype.seen == torch.float32
     assert bare(data[0]).dtype == torch.float32
-
-
-def test_timm_schedulers_step_per_update_and_epoch_whatever_is_evaluated():
-    class Steps:
-        def __init__(self, optimizer: Any) -> None:
-            self.calls: list[tuple[str, int]] = []
-
-        def step_update(self, num_updates: int) -> None:
-            self.calls.append(("update", num_updates))
-
-        def step(self, epoch: int) -> None:
-            self.calls.append(("epoch", epoch))
-
-    expected = [("update", 1), ("update", 2), ("epoch", 1), ("update", 3), ("update", 4), ("epoch", 2)]
-    for callbacks, evaluation_set in (((), None), ((StepBasedEvaluationCallback(1),), DATA)):
-        trainer = make(*callbacks, base=TrainerWithTimmScheduler)
-        trainer.train(DATA, 2, evaluation_set, 3, gradient_accumulation_steps=2, create_scheduler_fn=Steps)
-        assert trainer.scheduler.calls == expected

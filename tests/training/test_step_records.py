@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.tracking import RunHistory, StepRecord
 from tests.chaos.size import some
@@ -198,29 +198,6 @@ def test_a_skipped_update_does_not_count() -> None:
     assert math.isnan(third.train_loss)
     plain = train(Bad(model, nn.MSELoss(), sgd(model), callbacks=(), seed=1), 1, data=regression_data(24))
     assert [math.isnan(record.train_loss) for record in plain.step_records][:3] == [False, False, True]
-
-
-def test_going_back_to_a_state_takes_records_back(tmp_path: Path) -> None:
-    class BadOnce(Trainer):
-        has_been = False
-
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            if self.run_state.updates == 20 and not self.has_been:
-                self.has_been = True
-                return {**output, "loss": output["loss"] * math.nan}
-            return output
-
-    model, batches = tiny_model(), Batches()
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=7)
-    trainer = BadOnce(model, nn.MSELoss(), sgd(model), callbacks=[saver, batches], seed=1)
-    with pytest.warns(UserWarning, match="goes back to"):
-        history = train(trainer, 1, nonfinite_policy="rollback", record_every_n_steps=3)
-    assert [record.update for record in history.step_records] == [*range(3, 70, 3), 70]
-    assert [record.samples for record in history.step_records] == [
-        min(4 * update, SIZE) for update in [*range(3, 70, 3), 70]
-    ]
-    assert all(math.isfinite(record.train_loss) for record in history.step_records)
 
 
 # ------------------------------------------------------------------------------------------------------ processes
