@@ -101,6 +101,13 @@ def test_a_resumed_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path, m
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
+@pytest.mark.filterwarnings("ignore:A second TensorBoardCallback was added")  # which is what is wanted here
+def test_a_run_with_two_writers_is_resumed(tmp_path: Path) -> None:
+    make_trainer(tmp_path, StopAt(3), TensorBoardCallback(), report_to="tensorboard").train()
+    resumed = make_trainer(tmp_path, TensorBoardCallback(), report_to="tensorboard")
+    assert resumed.train(resume_from_checkpoint=True).global_step == 10
+
+
 class Fails(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         raise ValueError("a step of the user's")

@@ -463,8 +463,9 @@ class _Recorder(TrainerCallback, ExportableState):
         if state.is_world_process_zero:
             is_resumed = state.global_step > 0
             if is_resumed:
-                saved = state.stateful_callbacks.get(type(self).__name__, {})
-                vars(self).update(saved.get("attributes", {}))
+                saved = state.stateful_callbacks.get(type(self).__name__)
+                if isinstance(saved, dict):  # else of several callbacks of the class, which begin new records
+                    vars(self).update(saved.get("attributes", {}))
             self._open(args, state, repeats_from=state.global_step + 1 if is_resumed else None)
             self._is_in_run = True
 
