@@ -5,8 +5,10 @@ Each also inherits from the builtin exception that one would expect. `SignalExit
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -124,3 +126,17 @@ def __getattr__(name: str) -> type[RuntimeError]:
     message = "`LoaderTimeoutError` goes with version 2.0: a loader's `timeout` is torch's own RuntimeError."
     warnings.warn(message, FutureWarning, stacklevel=2)
     return RuntimeError
+
+
+@contextlib.contextmanager
+def explained_loading(what: str, source: object) -> Iterator[None]:
+    """Turn any error of an object (`what`) that cannot load its state from `source` into `InvalidCheckpointError`."""
+    try:
+        yield
+    except PytorchAcceleratedError:
+        raise
+    except Exception as error:
+        raise InvalidCheckpointError(
+            f"{what} cannot load its state from {source} ({type(error).__name__}: {error}). Nothing was changed. "
+            "Make everything as it was when the state was saved, or use another one."
+        ) from error

@@ -164,8 +164,7 @@ class ModelFreezer:
             if not -len(modules) <= index < len(modules):
                 raise LayerGroupIndexError(
                     f"There is no layer group {index}: the groups are the modules that are attributes of "
-                    f"{type(self.model).__name__}, and it has {len(modules)}. Choose other indexes, or make a freezer "
-                    "for the part of the model that has these groups."
+                    f"{type(self.model).__name__}, and it has {len(modules)}. Choose other indexes."
                 )
         first, last = sorted(index % len(modules) for index in (from_index, to_index))
         return modules[first : last + 1]

@@ -207,7 +207,7 @@ def test_the_weights_of_a_model_that_fails_late_are_restored(tmp_path: Path) -> 
     before = state_of(trainer)
     Stubborn.likes_it = False
     try:
-        with pytest.raises(InvalidCheckpointError, match=r"cannot load the saved state \(KeyError: 'b'\)"):
+        with pytest.raises(InvalidCheckpointError, match=r"from the checkpoint \(KeyError: 'b'\)"):
             trainer.load_checkpoint(tmp_path / "model.pt")
     finally:
         Stubborn.likes_it = True
@@ -296,7 +296,7 @@ def test_states_without_what_is_held_leave_it_as_it_is_and_say_so(tmp_path: Path
     Held().save_training_state(tmp_path / "older")
     assert not (tmp_path / "older" / "held.json").exists()
     trainer = Held(**new_parts(2.0))
-    with pytest.warns(UserWarning, match=r"no values of teacher, parts\[0\]\['head'\], own, which this trainer"):
+    with pytest.warns(UserWarning, match=r"no values of teacher, parts\[0\]\['head'\], own: they stay"):
         trainer.load_training_state(tmp_path / "older")
     assert trainer.own.tolist() == [2.0, 2.0, 2.0]  # type: ignore[attr-defined]
 

@@ -176,7 +176,7 @@ def test_other_kinds_of_numbers_do_not_fit():
 
 @pytest.mark.parametrize("state", [3, [], None, "weight"])
 def test_an_object_that_is_not_a_state_dict_is_rejected(state):
-    with pytest.raises(InvalidCheckpointError, match="not a dict of tensors; nothing was loaded"):
+    with pytest.raises(InvalidCheckpointError, match="not a dict of tensors"):
         load_canonical(nn.Linear(2, 1), state)
 
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_rows_beside_those_before_is_refused_by_name(
 
 def test_a_dtype_that_files_cannot_hold_is_refused_at_the_first_batch(ranks: Ranks, tmp_path: Path) -> None:
     collector = collect_predictions(ranks, tmp_path / "predictions")
-    with pytest.raises(ArgumentTypeError, match=r"predictions\['a'\] is torch.complex128.*without `output_path`"):
+    with pytest.raises(ArgumentTypeError, match=r"predictions\['a'\] is torch.complex128.*leave out `output_path`"):
         collector.add(0, {"a": torch.zeros(2, dtype=torch.complex128)})
     collector.abort()
     in_memory = collect_predictions(ranks)

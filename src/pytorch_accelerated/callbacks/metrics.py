@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.extras import reductions_of, set_update_count
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.tracking.values import is_scalar, on_host, stored_value

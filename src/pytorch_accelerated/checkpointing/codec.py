@@ -323,8 +323,7 @@ class _Decoder:
             return self._kinds[kind](**fields)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InvalidCheckpointError(
-                f"{_place(self.root, path)} cannot be read as a stored {kind!r} ({type(error).__name__}: {error}). "
-                "The file was changed, or written by another version of this library."
+                f"{_place(self.root, path)} cannot be read as a stored {kind!r} ({type(error).__name__}: {error})."
             ) from error
 
     @staticmethod

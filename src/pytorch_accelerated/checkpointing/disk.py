@@ -74,16 +74,14 @@ def kind_of(path: Path) -> Kind | None:
     """The kind of what is at `path`, after following links; None only if nothing exists there.
 
     Raises:
-        InvalidCheckpointError: if that is unknown, because a parent folder may not be searched, links form a loop, or
-            the path is impossible.
+        InvalidCheckpointError: if that is unknown, because a parent folder may not be searched, or links form
+            a loop.
     """
     with explained_reading(path):
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
             return None
-        except ValueError as error:  # the path has a null byte
-            raise OSError(0, str(error)) from error
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
@@ -91,13 +89,10 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     """The path without links and dots; it need not exist.
 
     Raises:
-        InvalidCheckpointError: if links form a loop, or the path is impossible.
+        InvalidCheckpointError: if links form a loop.
     """
-    try:
-        found = Path(path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidCheckpointError(f"{os.fspath(path)!r} cannot be resolved ({error}). Check the path.") from error
-    kind_of(found)  # from Python 3.13 on, `resolve` takes a loop of links as it is
+    found = Path(os.path.realpath(path))
+    kind_of(found)  # `realpath` takes a loop of links as it is
     return found
 
 
@@ -124,6 +119,5 @@ def explained_reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidCheckpointError(
-            f"{path} cannot be read: {error.strerror}. Check the path, and that this user may read it and search its "
-            "parent folders."
+            f"{path} cannot be read: {error.strerror}. Check the path and the permissions of it and its parent folders."
         ) from error

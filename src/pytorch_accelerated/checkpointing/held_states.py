@@ -33,8 +33,7 @@ def held_states(held: Mapping[str, Any], *, warns: bool) -> dict[str, Any]:
                 states[path] = state
     if reasons and warns:
         warnings.warn(
-            f"Training states leave out what the trainer holds at {'; '.join(reasons)}. A resumed run has the values "
-            "that it is started with.",
+            f"Training states, and so resumed runs, leave out what the trainer holds at {'; '.join(reasons)}.",
             stacklevel=2,
         )
     return states
@@ -57,8 +56,7 @@ def checked_states(
     new = [path for path in held_states(held, warns=False) if path not in states]
     if new and is_first:
         warnings.warn(
-            f"The training state {source} has no values of {', '.join(new)}, which this trainer or its loss function "
-            "holds: they stay as they are.",
+            f"The training state {source} has no values of {', '.join(new)}: they stay as they are.",
             stacklevel=2,
         )
     checked = []

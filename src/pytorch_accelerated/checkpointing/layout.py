@@ -99,8 +99,7 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
     written = content.get("format") if isinstance(content, dict) else None
     if isinstance(written, int) and written != FORMAT:
         raise InvalidCheckpointError(
-            f"{what} has format {written}; this version of pytorch-accelerated reads format {FORMAT}. Install the "
-            "version that wrote this state."
+            f"{what} has format {written}; this version reads format {FORMAT}. Install the version that wrote it."
         )
     try:
         del content["sha256"]

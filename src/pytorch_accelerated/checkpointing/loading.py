@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
-from pytorch_accelerated.errors import InvalidCheckpointError, PytorchAcceleratedError
+from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.kept import Kept, kept
 from pytorch_accelerated.models.sharding import whole
@@ -21,20 +20,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
-
-
-@contextlib.contextmanager
-def explained_loading(what: str, source: object) -> Iterator[None]:
-    """Turn any error of an object (`what`) that cannot load its state from `source` into `InvalidCheckpointError`."""
-    try:
-        yield
-    except PytorchAcceleratedError:
-        raise
-    except Exception as error:
-        raise InvalidCheckpointError(
-            f"{what} cannot load its state from {source} ({type(error).__name__}: {error}). Nothing was changed. "
-            "Make everything as it was when the state was saved, or use another one."
-        ) from error
 
 
 def load_states(
@@ -90,8 +75,7 @@ def check_same_kind(target: Any, state: Any, *, source: object) -> None:
     problem = mismatch(live, state, "its state") or _mismatch_of_names(target, live, state)
     if problem is not None:
         raise InvalidCheckpointError(
-            f"The state of the {kind} in {source} cannot be loaded: {problem}. Nothing was changed. Make the "
-            f"{kind} as it was when the state was saved, or use another one."
+            f"The state of the {kind} in {source} cannot be loaded: {problem}. Nothing was changed. Make it as it was."
         )
 
 

@@ -46,8 +46,7 @@ def require_kinds(state: Any, kinds: Mapping[str, tuple[type, ...]], *, of: str)
     wrong = [name for name, allowed in kinds.items() if name not in has or type(has[name]) not in allowed]
     if wrong:
         raise InvalidCheckpointError(
-            f"The state of {of} was not written by an object of that class: {', '.join(wrong)} is missing or of "
-            "another kind. Use another training state."
+            f"The state of {of} was written by another class: {', '.join(wrong)} is missing or of another kind."
         )
 
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.checkpointing.layout import Manifest
-from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, MissingCheckpointError
+from pytorch_accelerated.errors import (
+    ConfigurationError,
+    InvalidCheckpointError,
+    MissingCheckpointError,
+    explained_loading,
+)
 from pytorch_accelerated.tracking.history import InMemoryRunHistory
 from pytorch_accelerated.tracking.values import MetricRecord, records_in
 

@@ -200,8 +200,7 @@ def begin(final: str | os.PathLike[str], *, takes_in: bool = False) -> StagedFol
         is_in_the_way = final.exists() and not (takes_in or is_replaceable(final))
     if is_in_the_way:
         raise CheckpointError(
-            f"{final} already exists and is not a training state, so it will not be replaced by one. "
-            "Choose another name, or delete it yourself."
+            f"{final} already exists and is not a training state. Choose another name, or delete it yourself."
         )
     with explained(final):
         make_folders(final.parent)

@@ -81,8 +81,7 @@ def read_shards(
             raise ValueError(f"the pieces of {[name for name, count in missing.items() if count]} do not cover them")
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
-            f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error}). "
-            "They were changed, or written by another version of this library."
+            f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error})."
         ) from error
     targets = {name: make_target(name, *facts) for name, facts in tensors.items()}
     places = {

@@ -17,7 +17,7 @@ import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
 from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
-from pytorch_accelerated.checkpointing.loading import check_same_kind, explained_loading, load_states
+from pytorch_accelerated.checkpointing.loading import check_same_kind, load_states
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
     read_optimizer_file,
@@ -34,7 +34,7 @@ from pytorch_accelerated.checkpointing.weights import (
     loads_its_own_way,
 )
 from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream_state
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.context import Context, KeptStates
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
@@ -352,8 +352,7 @@ def _take_states_of_this_rank(run: Context, parts: dict[str, Any], by_rank: list
     if differing and run.ranks.is_first:
         warnings.warn(
             f"The {len(by_rank)} processes that saved this training state had different states of "
-            f"{', '.join(differing)}. With another number of processes ({run.ranks.count}) each of them loads those "
-            f"of the first one, and the others are lost. Resume with {len(by_rank)} processes to keep them.",
+            f"{', '.join(differing)}; now all {run.ranks.count} load those of the first one.",
             stacklevel=2,
         )
 

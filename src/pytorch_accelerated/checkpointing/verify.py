@@ -168,8 +168,7 @@ def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = veri
         _refuse_states_of_accelerate(folder)
     elif found is None and STATE_NAME.fullmatch(folder.name):
         raise MissingCheckpointError(
-            f"There is no training state {folder}. Check the path; to start afresh where there is no state yet, give "
-            "the folder of the states."
+            f"There is no training state {folder}. Check the path; to start afresh, give the folder of the states."
         )
     return found
 
@@ -181,8 +180,7 @@ def _refuse_states_of_accelerate(folder: Path) -> None:
         raise InvalidCheckpointError(
             f"{max(places)} is a training state of accelerate's `save_state`, as pytorch-accelerated 0.1 writes them: "
             "pickles, which can run any code, so they are not read. In the version that wrote the state, load it and "
-            "call `trainer.save_checkpoint('model.pt')`, here `trainer.load_checkpoint('model.pt')`. "
-            "`model.safetensors` has the weights alone, for `safetensors.torch.load_file`."
+            "call `trainer.save_checkpoint('model.pt')`, here `trainer.load_checkpoint('model.pt')`."
         )
 
 

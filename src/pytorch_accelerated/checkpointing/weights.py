@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
-from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError, explained_loading
 from pytorch_accelerated.models.numerics import listed
 from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, sharded_like
 from pytorch_accelerated.models.wrappers import bare_model
@@ -43,8 +43,7 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
     """
     if not isinstance(state, Mapping):
         raise InvalidCheckpointError(
-            f"The saved state of this {type(module).__name__} is a {type(state).__name__}, not a dict of tensors; "
-            "nothing was loaded. Load a state that was saved from such a model."
+            f"The saved state of this {type(module).__name__} is a {type(state).__name__}, not a dict of tensors."
         )
     inner = _wrapped_paths(module)
     if not inner and _overrides(module, "load_state_dict"):
@@ -79,18 +78,14 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
     if loads_its_own_way(module):
         live = module.state_dict().items()
         copies = copy.deepcopy({name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in live})
-    try:
-        _load_checked(module, state, may_lack)
-    except Exception as error:
-        if copies is not None:
-            with contextlib.suppress(Exception):  # the first error is the one to report
-                module.load_state_dict(copies)
-        if isinstance(error, InvalidCheckpointError):
+    with explained_loading(f"This {type(module).__name__}", "the checkpoint"):
+        try:
+            _load_checked(module, state, may_lack)
+        except Exception:
+            if copies is not None:
+                with contextlib.suppress(Exception):  # the first error is the one to report
+                    module.load_state_dict(copies)
             raise
-        raise InvalidCheckpointError(
-            f"This {type(module).__name__} cannot load the saved state ({type(error).__name__}: {error}). Build the "
-            "model with the same arguments as when it was saved."
-        ) from error
 
 
 def loads_its_own_way(module: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from pytorch_accelerated.compat.accelerate import given_loader
-from pytorch_accelerated.data.building import is_used_up_by_one_pass, is_web_loader
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.stream_loader import StreamLoader
@@ -20,7 +18,7 @@ from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows, leaves
+from pytorch_accelerated.trees import leaves
 
 
 def distribute_loader(
@@ -53,8 +51,6 @@ def distribute_loader(
     adapted = adapt_loader(
         loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed, is_sharded=is_sharded
     )
-    if adapted.announcement is not None:
-        tell(adapted.announcement)
     adapted.expect_passes(1, tell)
     refuse_other_rows(adapted, ranks)
     return adapted
@@ -72,8 +68,7 @@ def adapt_loader(
     """
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
-            f"A {type(loader).__name__} cannot be used as a loader: it cannot be iterated over. Return a DataLoader or "
-            "another iterable of batches."
+            f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
         )
     settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     is_torch_loader = isinstance(loader, DataLoader) and (
@@ -84,39 +79,17 @@ def adapt_loader(
         return PlannedLoader(loader, ranks, **settings)
     if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
         warnings.warn(
-            f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks, so it must yield "
-            "different batches on each. Pass a map-style dataset or a torch DataLoader to have its samples distributed "
-            "over the ranks, or `is_sharded=True` among the loader's arguments if it already does this.",
+            f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks. If it yields different "
+            "batches on each, pass `is_sharded=True` among the loader's arguments; if not, a dataset or a DataLoader.",
             stacklevel=2,
         )
-    batches, announcement = _look_at_first_batch(loader)
-    adapted = StreamLoader(loader, ranks, batches=batches, is_sharded=is_sharded, **settings)
-    adapted.announcement = announcement
-    return adapted
+    return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
 
 
 def close_loader(loader: Any) -> None:
     """End the worker processes of `loader`, if it is one of a run."""
     if isinstance(loader, RunLoader):
         loader.close()
-
-
-def _look_at_first_batch(batches: Any) -> tuple[Iterable[Any], str | None]:
-    """An iterable of the same batches, and a line that announces it; None if there is no doubt.
-
-    The first batch is read only from Python's built-in iterators, such as generators. Starting a pass over another
-    object may have side effects, or restart it.
-    """
-    if isinstance(batches, (DataLoader, list, tuple)) or is_web_loader(batches):
-        return batches, None
-    line = f"The {type(batches).__name__} is treated as an iterable of batches, not of samples"
-    if not is_used_up_by_one_pass(batches):
-        return batches, line
-    for first in batches:
-        size = count_rows(first)
-        shown = f"is a {type(first).__name__} of unknown size" if size is None else f"has size {size}"
-        return itertools.chain([first], batches), f"{line}. The first batch {shown}."
-    return batches, line
 
 
 def refuse_empty(loader: RunLoader, purpose: str) -> None:
@@ -143,9 +116,8 @@ def refuse_rearranged(loader: RunLoader) -> None:
     """Refuse predictions with a loader that shuffles or leaves samples out: rows could not be matched with samples."""
     if loader.is_shuffled or loader.drop_last:
         raise ConfigurationError(
-            f"Predictions come in the order of the dataset, one for each sample, but the loader "
-            f"{'shuffles' if loader.is_shuffled else 'leaves out samples at the end (drop_last=True)'}. Pass the "
-            "dataset itself, or a loader that doesn't do this."
+            "Predictions come in the order of the dataset, one for each sample, but the loader "
+            f"{'shuffles' if loader.is_shuffled else 'has drop_last=True'}. Pass another one, or the dataset itself."
         )
 
 
@@ -163,9 +135,8 @@ def refuse_other_order(loader: Any) -> None:
     others = [each for each in samplers if type(each) not in (SequentialSampler, BatchSampler, type(None))]
     if others:
         raise ConfigurationError(
-            f"`overfit_batches` takes the first batches of the dataset, but the loader has a "
-            f"{type(others[0]).__name__}, which may choose others in every epoch. Pass the dataset itself, or a loader "
-            "with `shuffle=False`."
+            f"`overfit_batches` takes the first batches of the dataset, but a {type(others[0]).__name__} may choose "
+            "others in every epoch. Pass the dataset itself, or a loader with `shuffle=False`."
         )
 
 

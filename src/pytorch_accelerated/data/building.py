@@ -106,14 +106,12 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
             )
     if type(dataset) is list and len(dataset) == 2 and _are_columns(*dataset):
         raise ArgumentTypeError(
-            "A list is a sequence of samples, so this one of two arrays has two samples. To give columns, such as "
-            "inputs and targets, pass a tuple: `(inputs, targets)`."
+            "A list is a sequence of samples, so this one of two arrays has two samples. For columns, pass a tuple."
         )
     if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
-            f"{num_passes} epochs. Pass something that can be iterated over again, such as a list or an object whose "
-            "`__iter__` returns a new iterator."
+            f"{num_passes} epochs. Pass a list, or an object whose `__iter__` returns a new iterator."
         )
     if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
         raise ArgumentTypeError(
@@ -139,8 +137,7 @@ def named_sets(dataset: Any) -> dict[str, Any]:
     for name in dataset:
         if not isinstance(name, str) or not name:
             raise ArgumentTypeError(
-                f"An evaluation set is called {name!r}, but its name becomes part of the names of its metrics. Use "
-                "strings that are not empty."
+                f"An evaluation set is called {name!r}, but names of metrics begin with it. Use a string, not empty."
             )
     return dict(dataset)
 
@@ -248,8 +245,5 @@ def batch_limit_from_environment() -> int | None:
 def checked_limit(limit: Any, *, name: str) -> int:
     """`limit`, if it is a positive whole number."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigurationError(
-            f"{name} is {limit!r}, but it is a number of batches: a whole number of at least 1. "
-            "Choose one, or leave the limit out."
-        )
+        raise ConfigurationError(f"{name} is {limit!r}, but a number of batches is a whole number of at least 1.")
     return limit

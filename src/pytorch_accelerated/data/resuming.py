@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_accelerated.data.fingerprints import Fingerprint
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import Loaders, RunLoader
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.errors import ConfigurationError, explained_loading
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.processes.ranks import Ranks
 
@@ -65,8 +65,7 @@ def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: obj
         yield (
             f"The run resumes from {source}, but its {kind} data has changed (the "
             f"{type(loader.dataset).__name__} has {difference}). If it was split at random, rows of the training set "
-            "may now be in the evaluation set: call `set_seed(...)` before the split, with the seed of the first run, "
-            "or keep the split in a file. If the change is intended, ignore this warning."
+            "may now be in the evaluation set: call `set_seed(...)` before the split, with the seed of the first run."
         )
 
 
@@ -133,10 +132,5 @@ def restore_stream(
 
 
 def _load(loader: StreamLoader, state: Any, *, name: str, source: object) -> None:
-    try:
+    with explained_loading(f"The {name}", source):
         loader.load_state_dict(state)
-    except Exception as error:  # whatever a user's class raises
-        raise InvalidCheckpointError(
-            f"The {name} cannot load its state from the training state {source} ({type(error).__name__}: {error}). "
-            "Nothing else was loaded. Pass the dataset and loader with which it was saved, or another state."
-        ) from error

@@ -54,8 +54,6 @@ class ArrayDataset(Dataset[Any]):
         return self._rows if self.indices is None else len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Sample {index} was asked for, but there are {len(self)}.")
         row = index if self.indices is None else int(self.indices[index])
         return map_leaves(lambda array: array[row], self.data, parts=plain_parts_of)
 
@@ -108,9 +106,8 @@ def _length(name: str, array: Any) -> int:
     if not _is_array(array):
         kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
         raise DataError(
-            f"{name} of the dataset is {kind}, but a whole batch of rows can be taken only from dense "
-            "tensors and numpy arrays, in plain tuples, lists and dicts. Pass these, with numbers in place of texts, "
-            "or a torch Dataset that returns one sample for an index."
+            f"{name} of the dataset is {kind}, but rows can be taken only from dense tensors and numpy arrays, in "
+            "plain tuples, lists and dicts. Pass these, or a torch Dataset that returns one sample for an index."
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")

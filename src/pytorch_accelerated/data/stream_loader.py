@@ -42,8 +42,8 @@ class _Measured(NamedTuple):
 class StreamLoader(RunLoader):
     """Batches of an iterable on this rank, with or without a known length.
 
-    `is_sharded` says that the dataset already gives each rank different samples, and `batches` yields the batches of
-    `loader` (default: `loader` itself). For the other arguments see `RunLoader`.
+    `is_sharded` says that the dataset already gives each rank different samples. For the other arguments see
+    `RunLoader`.
     """
 
     _fetcher: StreamFetcher
@@ -57,19 +57,12 @@ class StreamLoader(RunLoader):
         accumulation_steps: int,
         feed: DeviceFeed,
         is_sharded: bool,
-        batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
-        self._fetcher = StreamFetcher(
-            loader if batches is None else batches,
-            seed=seed,
-            rank=ranks.index,
-            ranks=ranks.count,
-            is_sharded=is_sharded,
-        )
+        self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
 
     @property
     def num_samples(self) -> int | None:
@@ -217,8 +210,7 @@ class StreamLoader(RunLoader):
             is_whole &= size is not None
         if is_whole and seen and expected not in (None, seen):
             warnings.warn(
-                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {seen}. The number "
-                "of updates of a run and the schedule of its learning rate depend on this number: correct `__len__`. "
-                "Several workers yield the whole stream each, unless it is divided by `get_worker_info()` of torch.",
+                f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {seen}. Correct "
+                "`__len__`; if there are several workers, divide the stream by `get_worker_info()` of torch.",
                 stacklevel=2,
             )

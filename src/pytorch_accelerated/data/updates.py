@@ -158,14 +158,12 @@ class RunLoader(ABC):
         is_sharded: whether each rank has different data already.
         is_shuffled: whether we shuffle the samples of each epoch.
         is_vectorised: whether fetching a batch is one indexing operation in this process.
-        announcement: a line for the user about the batches, or None.
         max_batches: of this rank, after which every pass ends; None for no limit.
     """
 
     is_sharded = False
     is_shuffled = False
     is_vectorised = False
-    announcement: str | None = None
     max_batches: int | None = None
     _fetcher: BatchFetcher | StreamFetcher
 
@@ -320,8 +318,7 @@ class RunLoader(ABC):
         numbers, total = (sizes, samples) if uncounted else (counts, items)
         if total == 0:
             raise DataError(
-                "An update has no items at all: `count_batch_items` returned 0 for each of its batches. The mean of no "
-                "items is undefined; leave such batches out of the dataset."
+                "An update has no items at all: `count_batch_items` returned 0 for each batch. Leave these out."
             )
         weights = [
             ItemWeight(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers

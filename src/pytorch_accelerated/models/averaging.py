@@ -58,9 +58,7 @@ class ModelEma(nn.Module):
             )
         if has_shards(model):
             raise ConfigurationError(
-                f"A ModelEma of this {type(model).__name__} cannot be created: it copies the model, and torch does "
-                "not allow copies of modules sharded by `fully_shard`. Train without it, or average saved states "
-                "offline."
+                f"A ModelEma copies the model, and torch cannot copy this {type(model).__name__}, which is sharded."
             )
         super().__init__()
         self.module = copy.deepcopy(innermost(model)).eval().requires_grad_(False)
@@ -143,28 +141,16 @@ class _Pairs:
             entry = _entry_at(place)
             has_average = (entry.is_floating_point() or entry.is_complex()) and name not in names_to_copy
             (self._to_average if has_average else self._to_copy).append((place, theirs[name]))
-        self._kinds = self._look_at_kinds()
-        self._must_convert = any(_kind_of(average) != _kind_of(value) for average, value in self._to_average)
 
     def still_match(self, average: nn.Module, model: nn.Module) -> bool:
-        """Whether these are the same two models with the same modules, names, dtypes and devices.
-
-        Only the first entries are checked for dtype and device, since models are moved and converted as a whole. If
-        single entries were converted, torch complains about mixed dtypes; the numbers are never silently wrong.
-        """
-        return (
-            average is self._average
-            and model is self._model
-            and self._look_at_structure() == self._structure
-            and self._look_at_kinds() == self._kinds
-        )
+        """Whether these are the same two models with the same modules and names."""
+        is_same = average is self._average and model is self._model
+        return is_same and self._look_at_structure() == self._structure
 
     def to_average(self) -> tuple[list[Tensor], list[Tensor]]:
         """The averaged entries, and their current values with the same dtype and device."""
         averages, values = _look_up(self._to_average)
-        if self._must_convert:
-            values = [value.to(average) for average, value in zip(averages, values, strict=True)]
-        return averages, values
+        return averages, [value.to(average) for average, value in zip(averages, values, strict=True)]
 
     def to_copy(self) -> tuple[list[Tensor], list[Tensor]]:
         """The copied entries, and their current values."""
@@ -172,9 +158,6 @@ class _Pairs:
 
     def _look_at_structure(self) -> tuple[list[nn.Module | None], list[str]]:
         return list(chain.from_iterable(map(dict.values, self._submodules))), list(chain.from_iterable(self._stores))
-
-    def _look_at_kinds(self) -> list[tuple[torch.dtype, torch.device]]:
-        return [_kind_of(place) for pair in self._to_average[:1] for place in pair]
 
 
 # The place of an entry: a module's dict of parameters or buffers, and the key in it.
@@ -184,11 +167,6 @@ _Place = tuple[dict[str, Any], str]
 def _entry_at(place: _Place) -> Tensor:
     store, key = place
     return store[key]  # type: ignore[no-any-return]
-
-
-def _kind_of(place: _Place) -> tuple[torch.dtype, torch.device]:
-    entry = _entry_at(place)
-    return entry.dtype, entry.device
 
 
 def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Tensor]]:
@@ -228,6 +206,5 @@ def _check_that_entries_match(ours: dict[str, _Place], theirs: dict[str, _Place]
     ]
     if complaints:
         raise ConfigurationError(
-            f"The model no longer has the entries that its average was created from: {', '.join(complaints)}. Create "
-            "a new ModelEma after changing the model's structure."
+            f"The model has other entries than its average: {', '.join(complaints)}. Create a new ModelEma."
         )

@@ -38,8 +38,7 @@ def hand_over(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tup
     scalars = [name for name, weights in model.named_parameters() if not weights.ndim]
     if scalars:
         raise ConfigurationError(
-            f"The model's parameters {', '.join(scalars)} are 0-dimensional, and DeepSpeed cannot send those between "
-            "ranks. Give them one dimension of size 1."
+            f"DeepSpeed cannot send the 0-dimensional {', '.join(scalars)} between ranks. Give them the shape (1,)."
         )
     others = {str(weights.dtype) for weights in model.parameters()} - {"torch.float32"}
     if others:
@@ -135,9 +134,8 @@ class ZeroOptimizer(EngineOptimizer):
             weights = _cut(flat.detach(), parameters)
             if not all(map(torch.equal, weights, parameters)):
                 raise CheckpointError(
-                    "The weights of the model differ from DeepSpeed's shards: either something else has changed them "
-                    "since the last step, or this version of DeepSpeed uses an unknown layout. So the optimizer's "
-                    "state cannot be assembled. Don't change the weights, or use zero stage 0."
+                    "The weights of the model differ from DeepSpeed's shards, so the optimizer's state cannot be "
+                    "assembled. Don't change the weights after the last step, or use zero stage 0."
                 )
             for key, value in self._twin.state.get(flat, {}).items():
                 is_cut = isinstance(value, torch.Tensor) and value.shape == flat.shape

@@ -97,8 +97,7 @@ def refuse_outside(outside: Mapping[str, torch.Tensor], accelerator: Accelerator
     if outside and not (is_replicated(accelerator) or has_shards(model)):
         raise ConfigurationError(
             f"The optimizer has parameters that are not the model's: {', '.join(outside)}. "
-            f"{accelerator.distributed_type.value} trains those of one model only. Make them parameters of the model, "
-            "for example by a module that has both as attributes, or train without it."
+            f"{accelerator.distributed_type.value} trains those of one model only. Make them parameters of the model."
         )
 
 

@@ -57,8 +57,7 @@ class PreparedModel:
         self.model = model
         self.optimizer = optimizer
         is_cut = has_shards(model)
-        self._is_passed_by = False
-        self._hook: RemovableHandle | None = None
+        self._hook: RemovableHandle | None = None  # until the model is called
         self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
         if not isinstance(model, nn.Module):
             return
@@ -79,12 +78,11 @@ class PreparedModel:
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if for_training and isinstance(self.model, PARALLEL):
-            self._is_passed_by = True
-            self._hook = self.model.register_forward_pre_hook(self._note_call)
+            self._hook = self.model.register_forward_pre_hook(lambda *_: self._forget_calls())
 
     def complaint(self) -> str:
         """What to warn about after a training epoch: once, if only parts of the model were called in it; else ""."""
-        if not self._is_passed_by:
+        if self._hook is None:
             return ""
         self._forget_calls()
         return (
@@ -93,11 +91,7 @@ class PreparedModel:
             "it in `calculate_train_batch_loss`, and let the model's `forward` do what needs a part of it."
         )
 
-    def _note_call(self, *_: Any) -> None:
-        self._forget_calls()
-
     def _forget_calls(self) -> None:
-        self._is_passed_by = False
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

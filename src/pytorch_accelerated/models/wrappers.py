@@ -75,9 +75,8 @@ def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> N
         modules = list(repeated_blocks(model))
         if not modules:
             raise ConfigurationError(
-                f"`compile_model` has regional=True, but {type(model).__name__} has no repeated blocks: none of your "
-                "classes, and no module with submodules, occurs twice in an nn.ModuleList or nn.Sequential. Remove "
-                "`regional` to compile the whole model."
+                f"`compile_model` has regional=True, but {type(model).__name__} has no repeated blocks in an "
+                "nn.ModuleList or nn.Sequential. Remove `regional` to compile the whole model."
             )
     for module in modules:
         if is_compiled(module):

@@ -104,9 +104,8 @@ class InMemoryPredictions:
         readings = self._ranks.exchange(self._are_rows)
         if True in readings and False in readings:
             raise DataError(
-                f"Some ranks have one result per sample, and others one row per sample in each tensor (by rank: "
-                f"{readings}), so they cannot be joined. Return the same kind of predictions for every batch from "
-                f"{self._source}."
+                f"Some ranks have one result per sample, others one row per sample in each tensor (by rank: "
+                f"{readings}). Return the same kind of predictions for every batch from {self._source}."
             )
         self._are_rows = False not in readings
         self._take_unclear()
@@ -215,9 +214,8 @@ class CollectedRows(RowBlocks):
         structure = map_paths(store, predictions, ROOT)
         if complaints:
             raise ArgumentTypeError(
-                f"{where} contain values other than tensors: {'; '.join(complaints)}. Return only tensors or "
-                f"arrays with one row per sample from {self._source}, alone or in tuples, lists and dicts, or a list "
-                "with one result per sample."
+                f"{where} contain values other than tensors: {'; '.join(complaints)}. Return tensors or arrays with "
+                f"one row per sample from {self._source}, or a list with one result per sample."
             )
         sizes = {path: leaf.shape[0] if leaf.ndim else None for path, leaf in leaves.items()}
         rows = next(iter(sizes.values()), None)
@@ -231,9 +229,8 @@ class CollectedRows(RowBlocks):
             is_second = all(leaf.shape[1:2] == (samples,) for leaf in leaves.values())
             hint = " Samples seem to be in dimension 1: `outputs.transpose(0, 1)`." if is_second else ""
             raise HookOutputError(
-                f"{self._source} returned {rows} rows for a batch of {samples} samples, so it is unknown which "
-                "prediction belongs to which sample. Return one row per sample, or a list with one result per sample "
-                f"if these differ in size.{hint}"
+                f"{self._source} returned {rows} rows for a batch of {samples} samples. Return one row per sample, or "
+                f"a list with one result per sample if these differ in size.{hint}"
             )
         kinds = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves.items()}
         if not self.kinds:

@@ -127,8 +127,7 @@ def _complaint(where: str, found: dict[str, tuple[Any, ...]], expected: dict[str
     told = ", ".join(f"{path or 'all'}: {found.get(path)} instead of {expected.get(path)}" for path in differing)
     return (
         f"The outputs for {where} differ from those before it (number of dimensions, and sizes from dimension 2 on: "
-        f"{told}). Only the length of rows may differ: it is filled up with {PADDING}. Make the others equal, or leave "
-        "these outputs out with `ignore_keys`."
+        f"{told}). Only the length of rows may differ. Make the others equal, or leave them out with `ignore_keys`."
     )
 
 

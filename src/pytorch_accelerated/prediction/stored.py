@@ -110,8 +110,7 @@ class StoredPredictionsWriter:
         refused = [f"{path} is {dtype}" for path, (dtype, _) in self._rows.kinds.items() if dtype not in DTYPE_NAMES]
         if refused:
             raise ArgumentTypeError(
-                f"Some predictions have a dtype that files cannot hold: {', '.join(refused)}. Convert them "
-                f"in {HOOK}, or predict without `output_path`."
+                f"Files cannot hold some predictions: {', '.join(refused)}. Convert them, or leave out `output_path`."
             )
 
     def finish(self) -> StoredPredictions:
@@ -163,14 +162,12 @@ class StoredPredictions:
         self.path = Path(path).absolute()
         if not is_file(self.path / MANIFEST_NAME):
             raise InvalidCheckpointError(
-                f"{self.path} holds no complete predictions: there is no {MANIFEST_NAME} in it. Pass the folder that "
-                "was the `output_path` of `Trainer.predict`."
+                f"{self.path} holds no complete predictions. Pass the `output_path` of `Trainer.predict`."
             )
         manifest = read_manifest(self.path)
         if manifest.facts.get(PREDICTIONS_FORMAT) != _VERSION:
             raise InvalidCheckpointError(
-                f"{self.path} holds no predictions of format {_VERSION}, which this version of pytorch-accelerated "
-                "reads. Pass another folder, or install the version that wrote it."
+                f"{self.path} holds no predictions of format {_VERSION}, which this version reads. Install another one."
             )
         self._files = {entry.name: entry for entry in manifest.files}
         self._blocks_by_name = {Path(name).stem: name for name in self._files}
@@ -262,6 +259,5 @@ def _refuse_what_is_there(final: Path) -> None:
     with explained(final):
         if final.exists() and not (final.is_dir() and not any(final.iterdir())):
             raise ConfigurationError(
-                f"{final} exists already, and predictions would have to replace it. Choose a new `output_path`, or "
-                "delete it."
+                f"{final} exists already. Choose a new `output_path` for the predictions, or delete it."
             )

@@ -74,8 +74,7 @@ def create_accelerator(
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
         raise ConfigurationError(
-            f"`mixed_precision` is {mixed_precision!r}, which accelerate does not know. Choose 'no', "
-            "'fp16', 'bf16' or 'fp8', or None for what accelerate is configured to."
+            f"`mixed_precision` is {mixed_precision!r}. Choose 'no', 'fp16', 'bf16' or 'fp8', or None for accelerate's."
         )
     if (mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")) == "fp8" and not is_fp8_available():
         raise ConfigurationError(
@@ -135,8 +134,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigurationError(
             f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
-            "trainer accumulates by itself: gradients would be divided twice. Leave it at 1, and pass "
-            "`gradient_accumulation_steps` to `train`."
+            "trainer accumulates by itself. Leave it at 1, and pass `gradient_accumulation_steps` to `train`."
         )
     if uses_deepspeed(accelerator):
         _refuse_deepspeed()
@@ -160,8 +158,7 @@ def _checked(accelerator: Accelerator, world: World | None, timeout: timedelta |
 def _refuse_deepspeed() -> NoReturn:
     raise ConfigurationError(
         "This process is set up for DeepSpeed, by an Accelerator, by accelerate's configuration or by an earlier "
-        "trainer, but this trainer is not told how to clip and accumulate with it. Use the Trainer of "
-        "pytorch_accelerated.huggingface with TrainingArguments(deepspeed=...), or start without DeepSpeed."
+        "trainer. Use pytorch_accelerated.huggingface with TrainingArguments(deepspeed=...), or start without it."
     )
 
 
@@ -254,8 +251,7 @@ def check_plugins(accelerator: Any) -> None:
     if unused:
         raise ConfigurationError(
             f"{', '.join(unused)} is requested by an Accelerator or by accelerate's configuration, but accelerate does "
-            f"not use it here ({accelerator.num_processes} process(es) on {device}): the model would be trained "
-            "without it. Start on devices that it supports, with a launcher, or remove it."
+            f"not use it here ({accelerator.num_processes} process(es) on {device}). Use a launcher, or remove it."
         )
 
 
@@ -276,8 +272,7 @@ def refuse_parallelism(config: Any = None) -> None:
         if size > 1:
             raise ConfigurationError(
                 f"{name.capitalize()} parallelism is requested ({short}_size={size}), but this trainer gives each "
-                "process different batches, so the parts of a model would receive different data. Remove it, and use "
-                "FSDP (torch's `fully_shard`) for a model that doesn't fit on one device."
+                "process different batches. Remove it; FSDP (torch's `fully_shard`) divides large models."
             )
 
 
@@ -298,7 +293,6 @@ def refuse_idle_fp8(accelerator: Any, model: Any) -> None:
     packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
     if packages.isdisjoint(_PACKAGES_WITH_FP8):
         raise ConfigurationError(
-            "The precision is fp8, but no part of this model would be computed in it: the trainer replaces no layers, "
-            "and the model has none of Transformer Engine or torchao. Build or convert the model with one of these "
-            "before you pass it to the trainer, or choose 'bf16'."
+            "The precision is fp8, but no part of this model would be computed in it: it has no layers of Transformer "
+            "Engine or torchao. Convert the model with one of these before you pass it to the trainer, or use 'bf16'."
         )

@@ -26,8 +26,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
         raise ArgumentTypeError(
-            f"A {type(leaf).__name__} is among the data, where only tensors and tuples, lists and dicts of them can "
-            "be. Convert it to a tensor or leave it out."
+            f"A {type(leaf).__name__} is among the data to gather. Convert it to a tensor or leave it out."
         )
 
     return map_leaves(apply, data)
@@ -84,15 +83,13 @@ class RowsOfRanks:
         if len({(ndim, dtype) for _, ndim, dtype, *_ in telling}) > 1:
             found = ", ".join(f"{ndim}-dim {_DTYPES[dtype]}" for _, ndim, dtype, *_ in facts)
             raise ArgumentTypeError(
-                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them "
-                "before gathering."
+                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them."
             )
         row_shapes = [list(shape) for _, _, _, _, *shape in telling]
         widest = [max(sizes) for sizes in zip(*row_shapes, strict=True)]
         if padding_value is None and any(shape != widest for shape in row_shapes):
             raise ArgumentTypeError(
-                f"Tensors whose rows have the shapes {', '.join(map(str, row_shapes))} (by rank) cannot be joined. Pad "
-                "them, or pass `padding_value` to have them padded."
+                f"Rows of shapes {', '.join(map(str, row_shapes))} (by rank) cannot be joined. Pass `padding_value`."
             )
         return cls(counts, widest, _DTYPES[telling[0][2]])
 

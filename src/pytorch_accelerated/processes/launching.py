@@ -99,9 +99,8 @@ def find_world(variables: Mapping[str, str] = os.environ) -> World | None:
     ):
         raise LaunchError(
             f"The environment has RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size} and "
-            f"LOCAL_WORLD_SIZE={local_size}: some are missing or can't all be true, so this process cannot know its "
-            "place among those that train together. Set all, as torchrun does, or unset them: torchrun "
-            "--nproc-per-node N train.py"
+            f"LOCAL_WORLD_SIZE={local_size}: some are missing or can't all be true. Set all, as torchrun does, or "
+            "unset them: torchrun --nproc-per-node N train.py"
         )
     address = _address(variables, on_one_machine=local_size == size, host=None)
     return World(size, rank, local_rank, local_size, address, _port(variables, None))
@@ -113,10 +112,9 @@ def _refuse_processes_of_mpi(variables: Mapping[str, str]) -> None:
         if size > 1:
             exports = " ".join(f"{ours}=${name}" for ours, name in zip(_TORCHRUN_VARIABLES, theirs, strict=True))
             raise LaunchError(
-                f"An MPI started {size} processes ({theirs[0]}={size}), but torch's variables for processes that train "
-                "together are not set, so each would train on its own and overwrite the others' files. Use torchrun, "
-                f"or export them: mpirun -n {size} bash -c 'export {exports}; exec python train.py'. On several "
-                "machines MASTER_ADDR, the host of rank 0, is needed too. For independent runs set WORLD_SIZE=1."
+                f"An MPI started {size} processes ({theirs[0]}={size}), but torch's variables are not set, so each "
+                "would train on its own and overwrite the others' files. Use torchrun, or set them (on several "
+                f"machines MASTER_ADDR too): mpirun -n {size} bash -c 'export {exports}; exec python train.py'."
             )
 
 
@@ -193,9 +191,8 @@ def join_world() -> World | None:
         size = dist.get_world_size()
         raise LaunchError(
             f"torch.distributed has a group of {size} processes, but the environment describes "
-            f"{'none' if world is None else world.size}, so this process would train on its own, beside the others. "
-            f"Before the trainer is created, set WORLD_SIZE={size}, RANK, and LOCAL_RANK in each process, as torchrun "
-            "does."
+            f"{'none' if world is None else world.size}. Before the trainer is created, set WORLD_SIZE={size}, RANK "
+            "and LOCAL_RANK in each process, as torchrun does."
         )
     return world
 
@@ -215,10 +212,9 @@ def meeting(world: World | None) -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         raise LaunchError(
             f"Rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port} ({reason}). "
-            "Check that all of them were started, that their machines reach this address, and that nothing else uses "
-            "the port. MASTER_ADDR and MASTER_PORT in the environment choose others; GLOO_SOCKET_IFNAME or "
-            "NCCL_SOCKET_IFNAME choose the network. Where torchrun restarts processes, set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+            "Check that all of them were started, that their machines reach this address (MASTER_ADDR, MASTER_PORT), "
+            "and that nothing else uses the port. GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME choose the network. Where "
+            "torchrun restarts processes, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
         ) from error
 
 
@@ -245,16 +241,16 @@ def check_group(state: Any, world: World | None) -> None:
     if world is not None and size != world.size:
         raise LaunchError(
             f"{world.size} processes were started that should train together (WORLD_SIZE={world.size}), but accelerate "
-            f"created a group of {size}. Each would train on its own and overwrite the others' files. Don't use "
-            "accelerate before the trainer is created: pass a function as `Trainer(accelerator=...)`. On a machine "
-            "without an accelerator, or set ACCELERATE_USE_CPU=true; with one, check that each process sees a device."
+            f"created a group of {size}. Don't use accelerate before the trainer is created: pass a function as "
+            "`Trainer(accelerator=...)`. With a GPU, check that each process sees one; without, set "
+            "ACCELERATE_USE_CPU=true."
         )
     # `accelerate launch` tells one process on each machine where it would meet others, and starts no others.
     if size == 1 and world is None and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise LaunchError(
             "`accelerate launch` was asked for several processes, but one trains alone: without GPUs it starts one "
-            f"process on each machine. Start them with: torchrun --nproc-per-node N {shlex.join(sys.argv)}. If one "
-            "process is what you want, ask for one, and unset MASTER_ADDR."
+            f"process on each machine. Ask for one, or start them with: torchrun --nproc-per-node N "
+            f"{shlex.join(sys.argv)}"
         )
 
 

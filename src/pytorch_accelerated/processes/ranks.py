@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -215,7 +215,7 @@ class Ranks:
     def announce_gather(self, data: Any, padding_value: float | None) -> None:
         """Before `gather`, where some ranks are idle: tell them what they must join."""
         nothing = gathering.map_tensors(lambda tensor: gathering.without_rows(tensor).cpu(), data)
-        self._refuse_disagreement(self.exchange((nothing, padding_value)))
+        self._refuse_lonely_gather(self.exchange((nothing, padding_value)))
 
     def finish_round(self, *, is_idle: bool) -> None:
         """End a round in which some ranks are idle. Until then an idle rank joins what the others announce."""
@@ -224,21 +224,17 @@ class Ranks:
             announced = [call for call in calls if call not in (None, _DONE)]
             if not announced:
                 return
-            self._refuse_disagreement(calls)
+            self._refuse_lonely_gather(calls)
             data, padding_value = announced[0]
             self.gather(gathering.map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
 
-    def _refuse_disagreement(self, calls: list[Any]) -> None:
-        done = [rank for rank, call in enumerate(calls) if call == _DONE]
-        if done:
-            self._refuse_lonely_gather(missing=done)
-
-    def _refuse_lonely_gather(self, missing: list[int]) -> NoReturn:
-        raise ArgumentTypeError(
-            f"`gather` was called on some ranks but not on rank {', '.join(map(str, missing))}, so they would wait for "
-            "each other forever. Every rank that has a batch must call it equally often; take the call out of the "
-            "condition it stands in."
-        )
+    def _refuse_lonely_gather(self, calls: list[Any]) -> None:
+        missing = [str(rank) for rank, call in enumerate(calls) if call == _DONE]
+        if missing:
+            raise ArgumentTypeError(
+                f"`gather` was called on some ranks but not on rank {', '.join(missing)}, so they would wait for each "
+                "other forever. Every rank that has a batch must call it equally often, outside of any condition."
+            )
 
     def _tell(self, code: int, numbers: Sequence[int]) -> list[list[int]]:
         """The `numbers` of every rank, after checking that all ranks are here for the same purpose.
@@ -252,7 +248,7 @@ class Ranks:
         dist.all_gather(list(self._messages), self._message, group=self.group)
         messages = self._messages_view.tolist()
         if any(message[0] != code for message in messages):
-            self._refuse_lonely_gather(missing=[rank for rank, (code, *_) in enumerate(messages) if code != _GATHER])
+            self._refuse_lonely_gather([_DONE if code != _GATHER else None for code, *_ in messages])
         return [message[2 : 2 + message[1]] for message in messages]
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
@@ -260,8 +256,7 @@ class Ranks:
         if len({checksum for checksum, *_ in everyones}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
-                f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}. Gather the same things on "
-                "every rank."
+                f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}."
             )
         layout = gathering.RowsOfRanks.agreed(everyones, padding_value)
         octets = gathering.octets_of(layout.padded(rows, padding_value, self.device))
@@ -336,8 +331,7 @@ def limit_of_waiting(seconds: Any) -> timedelta | None:
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (is_number and 0 < seconds < timedelta.max.total_seconds()):
         raise ConfigurationError(
-            f"`timeout` is {seconds!r}: pass the number of seconds that a process may wait for the others, more than "
-            "0, or None for torch's default."
+            f"`timeout` is {seconds!r}: pass a number of seconds, more than 0, or None for torch's default."
         )
     return timedelta(seconds=seconds)
 

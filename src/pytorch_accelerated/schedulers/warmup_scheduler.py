@@ -148,8 +148,7 @@ class DecayLrScheduler(WarmupLrScheduler):
         if not 0 < total_updates >= self.num_warmup_updates + num_cooldown_updates:
             raise ConfigurationError(
                 f"{type(self).__name__} cannot be made: warmup and cooldown together are "
-                f"{self.num_warmup_updates + num_cooldown_updates} updates, and the run has {total_updates}. Shorten "
-                "one, or make the run longer."
+                f"{self.num_warmup_updates + num_cooldown_updates} updates, and the run has {total_updates}."
             )
         self.lr_min = lr_min
         self.min_lr_ratio = min_lr_ratio

@@ -88,8 +88,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         if total_steps is None:
             if num_epochs is None or num_update_steps_per_epoch is None:
                 raise ConfigurationError(
-                    f"{type(self).__name__} cannot know the length of the run. Give num_epochs and "
-                    "num_update_steps_per_epoch, or total_steps."
+                    f"{type(self).__name__} needs num_epochs and num_update_steps_per_epoch, or total_steps."
                 )
             total_steps = round(num_epochs * num_update_steps_per_epoch)
         if num_warmup_steps is None:
@@ -199,8 +198,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         if self.num_warmup_updates > plan[0]["pre_decay_step"]:
             raise ConfigurationError(
                 f"{type(self).__name__} got num_warmup_steps={self.num_warmup_updates}, but the first decay, to step "
-                f"{plan[0]['period_end']}, would start at {plan[0]['pre_decay_step']}. Shorten warmup or decay, or "
-                "take fewer checkpoints."
+                f"{plan[0]['period_end']}, would start at {plan[0]['pre_decay_step']}. Shorten one of them."
             )
         return plan
 
@@ -216,7 +214,6 @@ def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> lis
     """
     if num_checkpoints < 1 or total_steps < 2 ** (num_checkpoints - 1):
         raise ConfigurationError(
-            f"num_checkpoints={num_checkpoints} do not fit into total_steps={total_steps}, since each is twice as far "
-            "as the one before it. Choose at least 1, and fewer for a short run."
+            f"num_checkpoints={num_checkpoints} do not fit into total_steps={total_steps}. Choose at least 1, or fewer."
         )
     return [total_steps // 2**halvings for halvings in reversed(range(num_checkpoints))]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import kind_of
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.loading import explained_loading
 from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import check_model_finite
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
