@@ -14,43 +14,19 @@ import torch
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
-from pytorch_accelerated.facts.settings import TrainSettings
+from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.models.numerics import FirstNonFinite, is_all_finite, listed
-from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.steps.step import Call, Step
 from pytorch_accelerated.tracking.loss import LossTracker
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
-
-
-def refuse_what_cannot_be_held_back(
-    settings: TrainSettings, accelerator: Accelerator, callbacks: Iterable[Any]
-) -> None:
-    """Reject a run whose `nonfinite_policy` could not be honoured.
-
-    Raises:
-        ConfigurationError: says why.
-    """
-    reason = None
-    has_states = any(saver.policy != SavePolicy() for saver in savers_among(callbacks))
-    if not is_replicated(accelerator):
-        reason = f"{accelerator.distributed_type.value} shards gradients: use one process or DDP"
-    elif settings.nonfinite_policy == "rollback" and not has_states:
-        reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
-    if reason is not None:
-        raise ConfigurationError(
-            f"`nonfinite_policy` is {settings.nonfinite_policy!r}, but {reason}, or leave `nonfinite_policy` out."
-        )
 
 
 class RollBack(Exception):

@@ -14,35 +14,14 @@ import torch
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.sampling import deal
 from pytorch_accelerated.data.updates import MicroBatch, Update, items_of
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import described
-from pytorch_accelerated.models.preparation import is_replicated
-from pytorch_accelerated.processes.accelerators import Accelerator
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
-
-
-def refuse_what_cannot_be_split(accelerator: Accelerator, *, has_own_passes: bool) -> None:
-    """Reject a run whose batches cannot be split when memory runs out.
-
-    Args:
-        accelerator: the accelerator of this process.
-        has_own_passes: whether `_perform_forward_and_backward_passes` is the user's own.
-
-    Raises:
-        ConfigurationError: says why.
-    """
-    reason = None
-    if accelerator.num_processes > 1 or not is_replicated(accelerator):
-        reason = "the other ranks would wait for the one that begins again: use smaller batches"
-    elif has_own_passes:
-        reason = "`_perform_forward_and_backward_passes` is overridden: override other hooks"
-    if reason is not None:
-        raise ConfigurationError(f"`split_on_oom` is True, but {reason}, or leave `split_on_oom` out.")
 
 
 @dataclasses.dataclass(eq=False)

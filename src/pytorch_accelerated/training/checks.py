@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.data.building import check_dataset, check_eval_dataset
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.facts.settings import (
@@ -19,9 +20,9 @@ from pytorch_accelerated.facts.settings import (
 )
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.models.numerics import listed
+from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.progress.text import format_count
-from pytorch_accelerated.steps.guarded import refuse_what_cannot_be_held_back
-from pytorch_accelerated.steps.splitting import refuse_what_cannot_be_split
+from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
 
 if TYPE_CHECKING:
@@ -84,15 +85,31 @@ def check_training(
         _check_reduction_in_evaluation(trainer)
     if not trainer._makes_optimizer:
         check_optimizer_of(context)
-    if settings.nonfinite_policy is not None:
-        refuse_what_cannot_be_held_back(settings, context.accelerator, context.callbacks)
-    if settings.split_on_oom:
-        refuse_what_cannot_be_split(context.accelerator, has_own_passes=has_own_passes)
+    _refuse_what_cannot_be_undone(context, settings, has_own_passes=has_own_passes)
     num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
     if eval_dataset is not None and not overrides(trainer, "create_eval_dataloader"):
         check_eval_dataset(eval_dataset, num_passes=num_passes)
+
+
+def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings, *, has_own_passes: bool) -> None:
+    """Reject a run whose `nonfinite_policy` could not be honoured, or whose batches cannot be split without memory."""
+    name, reason = "nonfinite_policy", None
+    kind, is_whole = context.accelerator.distributed_type.value, is_replicated(context.accelerator)
+    has_states = any(saver.policy != SavePolicy() for saver in savers_among(context.callbacks))
+    if settings.nonfinite_policy is not None and not is_whole:
+        reason = f"{kind} shards gradients: use one process or DDP"
+    elif settings.nonfinite_policy == "rollback" and not has_states:
+        reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
+    elif settings.split_on_oom:
+        name = "split_on_oom"
+        if context.ranks.count > 1 or not is_whole:
+            reason = "the other ranks would wait for the one that begins again: use smaller batches"
+        elif has_own_passes:
+            reason = "`_perform_forward_and_backward_passes` is overridden: override other hooks"
+    if reason is not None:
+        raise ConfigurationError(f"`{name}` is {getattr(settings, name)!r}, but {reason}, or leave `{name}` out.")
 
 
 def check_evaluation(context: Context, dataset: Any) -> None:
