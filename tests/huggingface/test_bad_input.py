@@ -148,7 +148,12 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     ("no model made", made(parts={"model_init": lambda: None}), ArgumentTypeError, "`model_init` returned None"),
     ("arguments as a dict", called("__init__", MODEL, "results"), TypeError, "`args` is a builtins.str"),
     ("an unknown name", lambda _: Trainer(MODEL, tokenizer=1), TypeError, "'tokenizer'"),  # type: ignore[call-arg]
-    ("no optimizer", made(parts={"optimizers": ("a", None)}), ArgumentTypeError, "`optimizer` is .* not an optimizer"),
+    (
+        "no optimizer",
+        made(parts={"optimizers": ("a", None)}),
+        ArgumentTypeError,
+        "`optimizer` is .*: pass an optimizer",
+    ),
     (
         "an optimizer of one model, but a new one for each training",
         made(parts={"model_init": Regression, "optimizers": (SGD, None)}),
@@ -307,7 +312,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         "a word as a callback",
         lambda folder: make_trainer(folder, "tensorboard"),
         ArgumentTypeError,
-        "'tensorboard' can",
+        "'tensorboard' is no callback",
     ),
     (
         "a callback of the native trainer",
