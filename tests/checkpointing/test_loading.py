@@ -166,7 +166,8 @@ def test_every_optimizer_and_scheduler_is_resumed_bit_for_bit(pair: str, tmp_pat
     whole = run_of(*PAIRS[pair], SaveTrainingStateCallback(tmp_path, save_every_n_epochs=2))
     resumed = run_of(*PAIRS[pair], resume_from=tmp_path / "epoch_2")
     assert_same_state(resumed.model.state_dict(), whole.model.state_dict())
-    assert_same_state(*({**one.optimizer.state_dict()["state"]} for one in (resumed, whole)))
+    found, expected = ({**one.optimizer.state_dict()["state"]} for one in (resumed, whole))
+    assert_same_state(found, expected)
     assert [group["lr"] for group in resumed.optimizer.param_groups] == [
         group["lr"] for group in whole.optimizer.param_groups
     ]

@@ -68,7 +68,7 @@ def test_a_file_system_without_locks_keeps_out_runs_of_this_process_only(
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(run_folder.fcntl, "lockf", refuse)
+    monkeypatch.setattr("fcntl.lockf", refuse)
     for lock in (FolderLock(tmp_path), FolderLock(tmp_path)):
         lock.acquire()
         with pytest.raises(CheckpointError, match="another run of this process"):

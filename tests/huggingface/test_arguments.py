@@ -468,7 +468,7 @@ def test_all_arguments_of_transformers_at_once_are_taken() -> None:
 
     theirs: Any = transformers.TrainingArguments("out", use_cpu=True, learning_rate=0.5)
     expected = TrainingArguments("out", use_cpu=True, learning_rate=0.5, disable_tqdm=theirs.disable_tqdm)
-    older = {
+    older: dict[str, Any] = {
         "fsdp": [], "evaluation_strategy": None,
         "include_inputs_for_metrics": False, "overwrite_output_dir": True,
         "save_safetensors": True, "warmup_ratio": 0.0,

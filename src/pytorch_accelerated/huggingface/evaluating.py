@@ -244,7 +244,7 @@ CARD_NAME = "README.md"
 _PACKAGE = __name__.partition(".")[0]
 _PACKAGES = (_PACKAGE, "torch", "accelerate", "transformers", "datasets", "tokenizers")
 _OF_ONE_MACHINE = ("output_dir", "logging_dir", "resume_from_checkpoint")
-_NO_METRICS = ("_runtime", "_per_second", "_preparation_time", "_delta", "epoch")
+_NO_METRICS = ("_runtime", "_per_second", "_delta", "epoch")
 
 
 def model_card(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.facts.context import Context, view
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.engine.evaluation import evaluate
@@ -45,11 +45,14 @@ class Engine(NativeTrainer):
         events: calls the callbacks of the trainer.
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
+        ranks, accelerator, states: those of the context.
         init_metrics: the memory that making the trainer took, if that is measured.
-        preparation_seconds: the time to prepare the model for the last evaluation; None if a training had prepared it.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
+    ranks: Ranks = view("ranks")
+    accelerator: Accelerator = view("accelerator")
+    states: CheckpointStates = view("states")
     _makes_optimizer = True
     _kind_of_states = CheckpointStates
 
@@ -59,28 +62,12 @@ class Engine(NativeTrainer):
         self.given_optimizer, self.given_schedule = optimizers
         self.training: FaceTraining | None = None
         self.init_metrics: dict[str, int] = {}
-        self.preparation_seconds: float | None = None
         self.warns_without_metrics = True
         self._order: Order = None  # type: ignore[assignment]  # until a training is asked for
         self._evaluate_batch: Callable[[Any], Any] | None = None
         super().__init__(face.model, None, None, callbacks=[_Moments(self.events)], **native_arguments)
 
     # ----------------------------------------------------------------------------------- for the Hugging Face trainer
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes."""
-        return self._ranks
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The accelerate object behind the trainer."""
-        return self._accelerator
-
-    @property
-    def states(self) -> CheckpointStates:
-        """Writes and loads checkpoints."""
-        return self.run_context.states  # type: ignore[return-value]
 
     @property
     def step(self) -> FaceStep:
@@ -127,10 +114,8 @@ class Engine(NativeTrainer):
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
             with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
-                output: EvalLoopOutput
-                output, seconds = evaluate(self.run_context, loader, collector, training if is_asked_for else None)
-                if self.training is None:
-                    self.preparation_seconds = seconds
+                asked_by = training if is_asked_for else None
+                output: EvalLoopOutput = evaluate(self.run_context, loader, collector, asked_by)
                 # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next
                 # step of training changes.
                 self.model.eval()
@@ -190,7 +175,7 @@ class Engine(NativeTrainer):
         return super()._create_context(settings)
 
     def _create_training(self, context: Context) -> FaceTraining:
-        self.training, self.preparation_seconds = FaceTraining(context, self._order), None
+        self.training = FaceTraining(context, self._order)
         return self.training
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:

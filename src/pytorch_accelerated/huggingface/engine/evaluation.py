@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.training import FaceTraining
 
 
-def evaluate(
-    context: Context, loader: Any, collector: PredictionCollector, training: FaceTraining | None
-) -> tuple[Any, float]:
-    """The result of `collector` for all batches of `loader`, and the seconds that preparing took.
+def evaluate(context: Context, loader: Any, collector: PredictionCollector, training: FaceTraining | None) -> Any:
+    """The result of `collector` for all batches of `loader`.
 
     Args:
         context: of the call.
@@ -32,15 +29,13 @@ def evaluate(
     """
     part: contextlib.AbstractContextManager[Any]
     give_up: Callable[[str], BaseException]
-    started = time.perf_counter()
     if training is not None and getattr(loader, "persistent_workers", False):
         part = contextlib.nullcontext(training.kept_loader(loader))
     else:
         part = loader_of_pass(context, loader, None)
     give_up = StopTrainingError if training is not None else lambda reason: context.stopping.signals.exit()
     with _model_of_the_moment(context), part as adapted:
-        seconds = time.perf_counter() - started
-        return Prediction(context).run(adapted, collector, give_up), seconds
+        return Prediction(context).run(adapted, collector, give_up)
 
 
 @contextlib.contextmanager
