@@ -91,8 +91,7 @@ class KeyedStream(IterableDataset[Any]):
         self._batch_size = loader.batch_size
         self._drop_last = loader.drop_last
         self._seed = seed
-        self._rank = rank
-        self._ranks = ranks
+        self._place = rank, ranks
         self._is_resumable = is_resumable
         self._passes = 0
         self._is_resumed = False
@@ -181,7 +180,8 @@ class KeyedStream(IterableDataset[Any]):
         size, batch = self._batch_size or 1, list[Any]()
         while len(batch) < size and not self._is_exhausted:
             turn, used = divmod(self._samples_read, size)
-            is_own = turn % self._ranks == self._rank
+            rank, ranks = self._place
+            is_own = turn % ranks == rank
             wanted = size - max(used, len(batch) if is_own else 0)
             share = list(itertools.islice(_samples_of(self._samples), wanted))
             self._samples_read += len(share)

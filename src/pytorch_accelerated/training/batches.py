@@ -51,7 +51,8 @@ def batch_loss(
     inputs, targets = batch[:2]
     outputs = model(inputs)
     # Whole numbers may be classes.
-    if isinstance(targets, torch.Tensor) and targets.is_floating_point() and would_broadcast(outputs, targets):
+    is_number = isinstance(targets, torch.Tensor) and targets.is_floating_point()
+    if is_number and getattr(outputs, "ndim", None) != targets.ndim and would_broadcast(outputs, targets):
         _refuse_pairs(loss_func, outputs, targets)
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": size}
 
