@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing import layout
+from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest, verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
@@ -168,3 +170,22 @@ def test_a_save_reads_no_manifest_that_was_read_before(tmp_path, monkeypatch):
     save(tmp_path / "step_5", 7)
     assert read[4:] == ["step_4", "step_1"]
     assert [folder.name for folder, _ in list_states(tmp_path)] == [f"step_{number}" for number in (0, 2, 3, 4, 1, 5)]
+
+
+def test_a_small_state_starts_no_threads_but_those_that_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of a thread is a moment at which garbage with threads of its own may block it (CPython 3.11)."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    files = {f"{number}.bin": b"a" * 1000 for number in range(9)}
+    staged = begin(tmp_path / "state")
+    staged.commit({}, staged.write_files((name, [content]) for name, content in files.items()))
+    assert len(started) <= 2 * 4
+    started.clear()
+    assert len(verify(tmp_path / "state").files) == len(files)
+    assert not started

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -31,7 +31,13 @@ from pytorch_accelerated.checkpointing.layout import (
     hidden_sibling,
     is_file_name,
 )
-from pytorch_accelerated.checkpointing.verify import add_rest, list_states, open_plain_file, read_manifest
+from pytorch_accelerated.checkpointing.verify import (
+    WORTH_A_THREAD,
+    add_rest,
+    list_states,
+    open_plain_file,
+    read_manifest,
+)
 from pytorch_accelerated.errors import CheckpointError
 
 _STALE_AFTER_SECONDS = 3600.0
@@ -132,12 +138,15 @@ class StagedFolder:
         digest = hashlib.sha256()
         size_bytes = 0
         with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(digest.update, b"")
-            for chunk in chunks:  # hashing takes about as long as writing, so it may lag behind by a chunk
-                before, hashed = hashed, beside.submit(digest.update, chunk)
+            hashed: list[Future[None]] = []
+            for chunk in chunks:
+                wait(hashed)
+                if len(chunk) < WORTH_A_THREAD:
+                    digest.update(chunk)
+                else:
+                    hashed = [beside.submit(digest.update, chunk)]
                 with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
                     disk.write(file, chunk)
-                before.result()
                 size_bytes += len(chunk)
         return FileEntry(name, size_bytes, digest.hexdigest())
 

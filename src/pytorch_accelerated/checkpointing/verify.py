@@ -30,6 +30,8 @@ from pytorch_accelerated.checkpointing.layout import (
 )
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 
+# Hashing less takes no longer than starting a thread for it.
+WORTH_A_THREAD = 1 << 20
 _CHUNK_BYTES = 2**22
 _FILES_OF_ACCELERATE = ("random_states_*.pkl", "optimizer.bin")
 _FILE_OF_RUN = re.compile(r"(?:run|rank_\d+)\.(?:json|safetensors)")
@@ -51,14 +53,15 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
     """A function that fills a buffer with the next bytes of a file. The end of the block verifies all that was read.
 
     The file must be read to its end, and its content must neither be used nor replaced before the end of the block:
-    another thread hashes it while the next bytes are read.
+    another thread hashes a large one while the next bytes are read.
 
     Raises:
         InvalidCheckpointError: if the file is missing, is not a regular file, or does not match `entry`.
     """
     path = folder / entry.name
     with _comparing(path, entry) as (file, digest), ThreadPoolExecutor(1) as hashing:
-        yield filling_from(file, path, lambda part: hashing.submit(digest.update, part))
+        is_large = entry.size_bytes >= WORTH_A_THREAD
+        yield filling_from(file, path, functools.partial(hashing.submit, digest.update) if is_large else digest.update)
 
 
 def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] = len) -> Callable[[memoryview], None]:
