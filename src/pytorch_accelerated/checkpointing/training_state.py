@@ -352,7 +352,8 @@ def _take_states_of_this_rank(run: Context, parts: dict[str, Any], by_rank: list
     if differing and run.ranks.is_first:
         warnings.warn(
             f"The {len(by_rank)} processes that saved this training state had different states of "
-            f"{', '.join(differing)}. With another number ({run.ranks.count}) each of them loads those of the first one.",
+            f"{', '.join(differing)}. With another number ({run.ranks.count}) each of them loads those of the first "
+            "one.",
             stacklevel=2,
         )
 

@@ -241,10 +241,9 @@ def _write(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 CARD_NAME = "README.md"
-_PACKAGE = __name__.partition(".")[0]
-_PACKAGES = (_PACKAGE, "torch", "accelerate", "transformers", "datasets", "tokenizers")
+_PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "transformers", "datasets", "tokenizers")
 _OF_ONE_MACHINE = ("output_dir", "logging_dir", "resume_from_checkpoint")
-_NO_METRICS = ("_runtime", "_per_second", "_delta", "epoch")
+_NO_METRICS = ("_runtime", "_per_second", "_preparation_time", "_delta", "epoch")
 
 
 def model_card(
@@ -294,7 +293,8 @@ def model_card(
         "",
         f"# {name}",
         "",
-        f"`{type(model).__name__}` with {size:,} parameters, trained with {_PACKAGE} on {args.world_size} process(es).",
+        f"`{type(model).__name__}` with {size:,} parameters, trained with {_PACKAGES[0]} on {args.world_size} "
+        "process(es).",
     ]
     for title, values in parts.items():
         if values:

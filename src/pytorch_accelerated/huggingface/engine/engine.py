@@ -47,12 +47,14 @@ class Engine(NativeTrainer):
         training: the current training, or the last one.
         ranks, accelerator, states: those of the context.
         init_metrics: the memory that making the trainer took, if that is measured.
+        preparation_seconds: the time to prepare the model for the last evaluation.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
     ranks: Ranks = view("ranks")
     accelerator: Accelerator = view("accelerator")
     states: CheckpointStates = view("states")
+    preparation_seconds = 0.0
     _makes_optimizer = True
     _kind_of_states = CheckpointStates
 

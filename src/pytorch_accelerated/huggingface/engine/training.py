@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.engine.order import Order
-    from pytorch_accelerated.huggingface.engine.states import CheckpointStates
     from pytorch_accelerated.huggingface.events import Events
     from pytorch_accelerated.huggingface.trainer import Trainer
 
@@ -77,10 +76,6 @@ class FaceTraining(Training):
     def _engine(self) -> Engine:
         engine: Engine = self.context.trainer
         return engine
-
-    @property
-    def _states(self) -> CheckpointStates:
-        return self.context.states  # type: ignore[return-value]
 
     @property
     def _events(self) -> Events:
@@ -237,9 +232,9 @@ class FaceTraining(Training):
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested, at a safe point."""
         self.order.save_checkpoint(self.face.model_wrapped, None)
-        logger.info("Saved %s", self._states.checkpoint_folder())
+        logger.info("Saved %s", self._engine.states.checkpoint_folder())
         self._events.fire("on_save")
-        self._states.cover_changes(self._states.checkpoint_folder())
+        self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
 
     def stop_early(self, reason: str) -> None:
         """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
@@ -251,7 +246,7 @@ class FaceTraining(Training):
     def end(self) -> None:
         """Load the best weights if requested, and log the summary: the run is over."""
         if self._args.load_best_model_at_end and self.face.state.best_model_checkpoint is not None:
-            self._states.load_best(Path(self.face.state.best_model_checkpoint))
+            self._engine.states.load_best(Path(self.face.state.best_model_checkpoint))
         self.log.take()
         steps = self.face.state.global_step - self._first_step
         train_loss = self.log.mean if steps else 0.0
@@ -261,11 +256,11 @@ class FaceTraining(Training):
         metrics["train_loss"] = train_loss
         metrics.update({**self._engine.init_metrics, **self._meter.stop()})
         self.face.log(metrics)
-        self._states.delete_superfluous()
+        self._engine.states.delete_superfluous()
         skipped, warnings = self.context.state.skipped_updates, self.context.shown_warnings.count
         self._events.note_end(self._reason_to_stop, skipped, warnings)
         self._events.fire("on_train_end")
         self.output = TrainOutput(self.face.state.global_step, train_loss, metrics)
 
     def _request_checkpoint(self) -> None:
-        self._engine.save_training_state(self._states.checkpoint_folder())
+        self._engine.save_training_state(self._engine.states.checkpoint_folder())
