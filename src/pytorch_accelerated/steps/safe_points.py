@@ -109,7 +109,19 @@ class SafePoint:
         self._kept: Context | None = None
         self._versions: list[tuple[Any, int | None]] = []
         self._updates_at_start: int | None = None
-        self._listeners = self._find_listeners()
+        self._optimizers: list[Any] = []
+        self._listeners: list[Any] = []
+
+    def look(self) -> None:
+        """Find the optimizers, and the callbacks whose state an update may change, as they are now.
+
+        Takes milliseconds for a large model: not before each update.
+        """
+        holder, callbacks = self._context.holder, self._context.callbacks
+        self._optimizers = list(optimizers_of(holder, held_parts(holder)).values())
+        methods = [each for event in _EVENTS_BEFORE for each in callbacks.acting_methods(event)]
+        owners = [owner for method in methods if (owner := getattr(method, "__self__", None))]
+        self._listeners = list({id(owner): owner for owner in owners}.values())
 
     def note(self, run: Context, *, everything: bool) -> None:
         """Make this moment the last safe point.
@@ -122,13 +134,12 @@ class SafePoint:
         self.leave()  # an interrupt may come at any moment
         if self._updates_at_start is None:
             self._updates_at_start = run.state.updates
-        optimizers = optimizers_of(run.holder, held_parts(run.holder)).values()
+        if everything:
+            self.look()
         self._before = self._beginnings.kept(
-            [each for one in optimizers for group in one.param_groups for each in group["params"]]
+            [each for one in self._optimizers for group in one.param_groups for each in group["params"]]
         )
         self._versions = [(each, version_of(each)) for each in self._beginnings.parameters]
-        if everything:
-            self._listeners = self._find_listeners()
         if run.kept is None:
             run = frozen(run, run.callbacks if everything else self._listeners, everything=everything)
         self._kept = run
@@ -148,11 +159,6 @@ class SafePoint:
     def has_progress(self) -> bool:
         """Whether an update has been completed since the run began or was resumed."""
         return self._updates_at_start is not None and self._context.state.updates > self._updates_at_start
-
-    def _find_listeners(self) -> list[Any]:
-        """The callbacks whose state an update may have changed before it is applied."""
-        methods = [each for event in _EVENTS_BEFORE for each in self._context.callbacks.acting_methods(event)]
-        return list({id(owner): owner for method in methods if (owner := getattr(method, "__self__", None))}.values())
 
 
 class NotedStep(Step):

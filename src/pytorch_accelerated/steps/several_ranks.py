@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.data.updates import MicroBatch
+from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.models.held import held_parts, optimizers_of, trained_outside
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.step import Call, Step
 
 if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
-
-_NO_UPDATE = object()
 
 
 class UnevenStep(Step):
@@ -91,7 +89,7 @@ class OutsideStep(Step):
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
         self._always_completes = True
-        self._averaged: Any = _NO_UPDATE
+        self._averaged: Update | None = None
         held = held_parts(context.holder)
         self._outside = trained_outside(context.holder, held)
         optimizers = optimizers_of(context.holder, held).values()
@@ -108,7 +106,7 @@ class OutsideStep(Step):
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Apply the update; see `Step.finish`."""
         super().finish(calls, is_skipped=is_skipped)
-        self._averaged = _NO_UPDATE
+        self._averaged = None
 
     def release(self) -> None:
         """Leave the optimizers as they were, too."""

@@ -214,6 +214,7 @@ class Training:
 
     def _noted(self, updates: Iterator[Update], safe_point: SafePoint) -> Iterator[Update]:
         """The updates; the moment before each is fetched is a safe point."""
+        safe_point.look()  # callbacks may have replaced some
         while True:
             safe_point.note(self.context, everything=False)
             update = next(updates, None)
