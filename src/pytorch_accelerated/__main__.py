@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
     PytorchAcceleratedError,
 )
-from pytorch_accelerated.progress.text import Screen, format_bytes, printable
+from pytorch_accelerated.progress.text import aligned, encodable, format_bytes, printable, show
 
 _SHOWN_CHARACTERS = 100
 
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code: 0 for success, 1 for a negative result, 2 for an error."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options, Screen(sys.stdout)))
+        return int(options.run(options))
     except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (PytorchAcceleratedError, OSError) as error:
-        Screen(sys.stderr).line(f"error: {' '.join(str(error).split())}")
+        show(printable(f"error: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints = topics.add_parser("checkpoints", help="inspect and clean up folders of training states")
     commands = checkpoints.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace, Screen], int], help: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
         command.add_argument("folder", type=Path, metavar="FOLDER", help="a training state, or a folder of several")
         command.set_defaults(run=run)
@@ -123,6 +123,18 @@ class _Found:
         return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 
 
+def _print(text: str = "") -> None:
+    """Print a line of text, which is never truncated. A closed pipe is an error, so that the command ends."""
+    print(encodable(printable(text), sys.stdout), flush=True)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> None:
+    """Print rows of text below a header; columns of `numbers` are right-aligned."""
+    right = [place for place, title in enumerate(header) if title in numbers]
+    for line in aligned([header, *([printable(cell) for cell in row] for row in rows)], right):
+        _print(line)
+
+
 def _size(files: Iterable[FileEntry]) -> str:
     return format_bytes(sum(entry.size_bytes for entry in files))
 
@@ -143,10 +155,10 @@ def _states_in(place: Path, *, at_least_one: bool = True) -> list[_Found]:
     return sorted(states, key=lambda one: one.manifest.serial)
 
 
-def _list(options: argparse.Namespace, screen: Screen) -> int:
+def _list(options: argparse.Namespace) -> int:
     states = _states_in(options.folder, at_least_one=False)
     if not states:
-        screen.line(f"No training states in {options.folder}.")
+        _print(f"No training states in {options.folder}.")
         return 0
     rows = [
         (one.folder.name, one.saved, one.fact("updates"), one.epochs, one.fact("ranks"), one.size)
@@ -154,24 +166,24 @@ def _list(options: argparse.Namespace, screen: Screen) -> int:
         for one in states
     ]
     numbers = ("updates", "epochs", "ranks", "size")
-    screen.table(("name", "saved", *numbers, "manifest"), rows, numbers=numbers)
+    _table(("name", "saved", *numbers, "manifest"), rows, numbers=numbers)
     return 0
 
 
-def _verify(options: argparse.Namespace, screen: Screen) -> int:
+def _verify(options: argparse.Namespace) -> int:
     states = _states_in(options.folder)
     number_damaged = 0
     for one in states:
         complaints = [one.complaint] if one.complaint else find_damage(one.folder, one.manifest)
         number_damaged += bool(complaints)
-        screen.line(f"{'damaged' if complaints else 'ok':<7}  {one.folder.name}")
+        _print(f"{'damaged' if complaints else 'ok':<7}  {one.folder.name}")
         for complaint in complaints:
-            screen.line(f"         {complaint}")
-    screen.line(f"{len(states) - number_damaged} of {len(states)} valid")
+            _print(f"         {complaint}")
+    _print(f"{len(states) - number_damaged} of {len(states)} valid")
     return 1 if number_damaged else 0
 
 
-def _show(options: argparse.Namespace, screen: Screen) -> int:
+def _show(options: argparse.Namespace) -> int:
     """Show the newest state. Checksums of files are not compared."""
     state = _states_in(options.folder)[-1]
     folder, manifest = state.folder, state.manifest
@@ -191,18 +203,18 @@ def _show(options: argparse.Namespace, screen: Screen) -> int:
     rows = [(name, str(len(tensors_of_file(folder / file))), _size(files)) for name, file, files in parts]
     latest = {record.name: record for record in read_metric_records(folder)} if "run" in names else {}
     metrics = [(record.name, repr(record.value), str(record.epoch), str(record.update)) for record in latest.values()]
-    screen.line(str(folder))
-    screen.line()
-    screen.table(("fact", "value"), facts)
-    screen.line()
-    screen.table(("part", "tensors", "size"), rows, numbers=("tensors", "size"))
+    _print(str(folder))
+    _print()
+    _table(("fact", "value"), facts)
+    _print()
+    _table(("part", "tensors", "size"), rows, numbers=("tensors", "size"))
     if metrics:
-        screen.line()
-        screen.table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update"))
+        _print()
+        _table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update"))
     return 0
 
 
-def _prune(options: argparse.Namespace, screen: Screen) -> int:
+def _prune(options: argparse.Namespace) -> int:
     """Delete all *valid* states that the rules do not keep. Damaged ones, and those that no run has saved, stay."""
     place, metric = options.folder, options.metric
     if (options.keep_best is None) != (metric is None):
@@ -227,20 +239,20 @@ def _prune(options: argparse.Namespace, screen: Screen) -> int:
         for one in states
     ]
     if not rows:
-        screen.line("No training states here.")
+        _print("No training states here.")
         return 0
-    screen.table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size"))
+    _table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size"))
     if not doomed:
-        screen.line("Nothing to delete.")
+        _print("Nothing to delete.")
         return 0
     size = _size(entry for folder, manifest in complete if folder in doomed for entry in manifest.files)
     what = f"{len(doomed)} of {len(rows)} training states, {size}"
     if not (options.yes or _agrees_to(f"Delete {what}?")):
-        screen.line("Nothing was deleted.")
+        _print("Nothing was deleted.")
         return 1
     for folder in doomed:
         remove_state(folder)
-    screen.line(f"Deleted {what}.")
+    _print(f"Deleted {what}.")
     return 0
 
 
@@ -252,11 +264,11 @@ def _agrees_to(question: str) -> bool:
         raise ConfigurationError("There is no input to confirm it. Pass --yes to delete without asking.") from None
 
 
-def _compare(options: argparse.Namespace, screen: Screen) -> int:
+def _compare(options: argparse.Namespace) -> int:
     from pytorch_accelerated.report.reading import write_comparison
 
     write_comparison(options.runs, options.output)
-    screen.line(f"Comparison: {options.output}")
+    _print(f"Comparison: {options.output}")
     return 0
 
 

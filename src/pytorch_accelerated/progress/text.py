@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import tqdm
 
@@ -130,27 +130,6 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
         return False
-
-
-class Screen:
-    """Shows the results of a command.
-
-    Args:
-        file: a terminal or any other text file.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def line(self, text: str = "") -> None:
-        """Show a line of text, which is never truncated."""
-        print(encodable(printable(text), self._file), file=self._file, flush=True)
-
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> None:
-        """Show rows of text below a header, in lines of their full length; columns of `numbers` are right-aligned."""
-        right = [place for place, title in enumerate(header) if title in numbers]
-        for line in aligned([header, *([printable(cell) for cell in row] for row in rows)], right):
-            self.line(line)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
