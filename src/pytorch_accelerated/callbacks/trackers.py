@@ -11,9 +11,8 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,7 +22,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.text import folded
 from pytorch_accelerated.tracking.history import RunHistory
@@ -270,11 +269,8 @@ def _make_tracker(given: Any) -> Tracker:
         # Only what accelerate's own classes have is known of an instance.
         is_of_accelerate = type(given) is LOGGER_TYPE_TO_CLASS.get(given.name)
         return (TRACKERS[given.name] if is_of_accelerate else Tracker)(given.name, given)
-    if importlib.util.find_spec(given) is None:
-        raise MissingDependencyError(
-            f"The tracker {given!r} needs the package {given!r}, which is not installed. Install it with: pip install "
-            f"{given}"
-        )
+    if importlib.util.find_spec(given) is None:  # importing some of them takes seconds
+        require(given, needed_by=f"The tracker {given!r}")
     return TRACKERS[given](given)
 
 
@@ -320,14 +316,11 @@ class OpenRecords:
             rows: what the run has logged already, as far as it will be logged again.
         """
         self._open.append(tracker)
-
-        def start() -> None:
+        with self._going_on_without(tracker, "starting"):
             tracker.start(place, identity, repeats_from)
             if identity is None:
                 tracker.log_hyperparameters(hyperparameters)
             tracker.log(rows)
-
-        self._attempt(tracker, "starting", start)
 
     def add(self, rows: Iterable[Row], *, is_urgent: bool = True) -> None:
         """Log rows: at once, or if they are not urgent, those of about a second together."""
@@ -340,7 +333,8 @@ class OpenRecords:
         rows, self._waiting = self._waiting, []
         self._last_write = time.monotonic()
         for tracker in list(self._open) if rows else []:
-            self._attempt(tracker, "logging", partial(tracker.log, rows))
+            with self._going_on_without(tracker, "logging"):
+                tracker.log(rows)
 
     def log_figure(self, name: str, figure: Any, step: int | None) -> None:
         """Log a figure to the trackers that take figures, and warn of the others.
@@ -352,13 +346,10 @@ class OpenRecords:
         """
         at = self._updates_done() if step is None else step
         self.write()  # W&B refuses steps before the last one
-
-        def log(tracker: Tracker) -> None:
-            if not tracker.log_figure(name, figure, at):
-                self._warn(f"The tracker {tracker.name!r} takes no figures, so they are not logged there.")
-
         for tracker in list(self._open):
-            self._attempt(tracker, "logging figures", partial(log, tracker))
+            with self._going_on_without(tracker, "logging figures"):
+                if not tracker.log_figure(name, figure, at):
+                    self._warn(f"The tracker {tracker.name!r} takes no figures, so they are not logged there.")
 
     def finish(self, outcome: Outcome) -> list[str]:
         """Log what waits, and close all records. Returns where they are, a text for each tracker."""
@@ -367,13 +358,15 @@ class OpenRecords:
         for tracker in list(self._open):
             with contextlib.suppress(Exception):  # the record is more important than where it is
                 locations.append(f"{tracker.name}: {tracker.location}" if tracker.location else tracker.name)
-            self._attempt(tracker, "closing", partial(tracker.finish, outcome))
+            with self._going_on_without(tracker, "closing"):
+                tracker.finish(outcome)
         self._open = []
         return locations
 
-    def _attempt(self, tracker: Tracker, what: str, action: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _going_on_without(self, tracker: Tracker, what: str) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:
             self._open.remove(tracker)
             if what != "closing":
