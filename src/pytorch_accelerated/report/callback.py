@@ -181,7 +181,7 @@ class ReportCallback(TrainerCallback):
                 indices = getattr(trainer.run_context.loaders.eval, "indices", lambda start, stop: None)
                 names = self._names_of_classes(trainer)
                 self._contents.predictions[history.evaluation_set] = describe(
-                    per_rank, self.num_samples, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None)
+                    per_rank, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None)
                 )
         self._evaluation_seconds += time.monotonic() - self._evaluation_started
         if is_intermediate:

@@ -40,26 +40,6 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 @dataclasses.dataclass
-class Collected:
-    """What one rank has collected, in host memory. Ranks exchange it.
-
-    Attributes:
-        counts: of classes; rows are those that are true.
-        rows: the samples with the highest loss.
-        scatter: two rows of values: what is true, and what is predicted.
-    """
-
-    counts: torch.Tensor | None = None
-    rows: Rows | None = None
-    scatter: torch.Tensor | None = None
-
-    def cpu(self) -> Collected:
-        """A copy in host memory. Waits for the device."""
-        counts, scatter = (None if part is None else part.cpu() for part in (self.counts, self.scatter))
-        rows = None if self.rows is None else {name: column.cpu() for name, column in self.rows.items()}
-        return Collected(counts, rows, scatter)
-
-
 class PredictionsOfEvaluation:
     """Collects from the batches of one evaluation: counts of classes, and the samples with the highest loss.
 
@@ -71,12 +51,18 @@ class PredictionsOfEvaluation:
     Args:
         num_samples: how many samples to keep.
         is_binary: whether outputs are logits of one class against another, with one for each sample.
+
+    Attributes:
+        counts: of classes; rows are those that are true.
+        rows: the samples with the highest loss.
+        scatter: two rows of values: what is true, and what is predicted.
     """
 
-    def __init__(self, num_samples: int, *, is_binary: bool) -> None:
-        self._num_samples = num_samples
-        self._is_binary = is_binary
-        self._found = Collected()
+    num_samples: int
+    is_binary: bool
+    counts: torch.Tensor | None = None
+    rows: Rows = dataclasses.field(default_factory=dict)
+    scatter: torch.Tensor | None = None
 
     def add(self, outputs: Any, targets: Any, inputs: Any, start: int | None = None) -> None:
         """Collect from a batch.
@@ -92,7 +78,7 @@ class PredictionsOfEvaluation:
         outputs = outputs.detach()
         if not outputs.is_floating_point() or len(outputs) != len(targets) or not len(outputs):
             return
-        if self._is_binary and outputs.numel() == len(outputs) and targets.numel() == len(outputs):
+        if self.is_binary and outputs.numel() == len(outputs) and targets.numel() == len(outputs):
             logits = outputs.reshape(-1).float()
             outputs, targets = torch.stack([torch.zeros_like(logits), logits], dim=1), targets.reshape(-1).long()
         is_integer = not targets.is_floating_point() and not targets.is_complex()
@@ -102,46 +88,47 @@ class PredictionsOfEvaluation:
             rows = self._estimated(outputs.reshape(len(outputs), -1).float(), targets.reshape(len(outputs), -1).float())
         else:
             return
-        if self._num_samples:
+        if self.num_samples:
             if isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) == len(outputs):
                 rows |= {"inputs": inputs} if inputs[0].numel() <= _MAX_INPUT_ELEMENTS else {}
             positions = torch.arange(len(outputs), device=outputs.device)
             rows["position"] = torch.full_like(positions, -1) if start is None else positions + start
-            worst = _worst(rows, self._num_samples)
-            before = self._found.rows
-            if before is not None and before["truth"].shape[1:] == worst["truth"].shape[1:]:
-                worst = _worst(_joined([before, worst]), self._num_samples)
-            self._found.rows = worst
+            worst = _worst(rows, self.num_samples)
+            before = self.rows
+            if before and before["truth"].shape[1:] == worst["truth"].shape[1:]:
+                worst = _worst(_joined([before, worst]), self.num_samples)
+            self.rows = worst
 
-    def on_host(self) -> Collected:
-        """What was collected. Waits for the device."""
-        return self._found.cpu()
+    def on_host(self) -> PredictionsOfEvaluation:
+        """A copy in host memory, which ranks can exchange. Waits for the device."""
+        counts, scatter = (None if part is None else part.cpu() for part in (self.counts, self.scatter))
+        rows = {name: column.cpu() for name, column in self.rows.items()}
+        return dataclasses.replace(self, counts=counts, rows=rows, scatter=scatter)
 
     def _classified(self, logits: torch.Tensor, targets: torch.Tensor) -> Rows:
-        num_classes, found = logits.shape[1], self._found
+        num_classes = logits.shape[1]
         is_counted = (targets >= 0) & (targets < num_classes)  # others are to be ignored, such as -100
         truth = torch.where(is_counted, targets, 0)
         log_probabilities = logits.log_softmax(dim=1)
         confidence, prediction = log_probabilities.max(dim=1)
         loss = -log_probabilities.gather(1, truth[:, None])[:, 0]
-        if found.counts is None and num_classes <= _MAX_CLASSES:
-            found.counts = torch.zeros(num_classes, num_classes, dtype=torch.long, device=logits.device)
-        if found.counts is not None and len(found.counts) == num_classes:
-            found.counts.index_put_((truth, prediction), is_counted.long(), accumulate=True)
+        if self.counts is None and num_classes <= _MAX_CLASSES:
+            self.counts = torch.zeros(num_classes, num_classes, dtype=torch.long, device=logits.device)
+        if self.counts is not None and len(self.counts) == num_classes:
+            self.counts.index_put_((truth, prediction), is_counted.long(), accumulate=True)
         loss = torch.where(is_counted, loss, -torch.inf)
         return {"loss": loss, "truth": targets, "prediction": prediction, "confidence": confidence.exp()}
 
     def _estimated(self, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
-        before = outputs.new_empty(2, 0) if self._found.scatter is None else self._found.scatter
+        before = outputs.new_empty(2, 0) if self.scatter is None else self.scatter
         if before.shape[1] < _MAX_SCATTERED:
             pairs = torch.stack([targets.reshape(-1), outputs.reshape(-1)])
-            self._found.scatter = torch.cat([before, pairs[:, : _MAX_SCATTERED - before.shape[1]]], dim=1)
+            self.scatter = torch.cat([before, pairs[:, : _MAX_SCATTERED - before.shape[1]]], dim=1)
         return {"loss": (outputs - targets).square().mean(dim=1), "truth": targets, "prediction": outputs}
 
 
 def describe(
-    per_rank: Sequence[Collected],
-    num_samples: int,
+    per_rank: Sequence[PredictionsOfEvaluation],
     class_names: Sequence[str] | None,
     of: str,
     index_of: Callable[[int], int | None],
@@ -150,7 +137,6 @@ def describe(
 
     Args:
         per_rank: what each rank has collected.
-        num_samples: how many samples to show.
         class_names: names by class; None for numbers.
         of: what the predictions are from, in words.
         index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
@@ -158,11 +144,12 @@ def describe(
     counts = [each.counts for each in per_rank if each.counts is not None]
     has_one_size = len({len(each) for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
+    rows = [each.rows for each in per_rank if each.rows]
     return {
         "of": of,
         "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
         "scatter": _describe_scatter([each.scatter for each in per_rank if each.scatter is not None]),
-        "samples": _describe_rows([each.rows for each in per_rank if each.rows], num_samples, class_names, index_of),
+        "samples": _describe_rows(rows, per_rank[0].num_samples, class_names, index_of),
     }
 
 
