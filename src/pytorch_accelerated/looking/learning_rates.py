@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,7 @@ class _RangeTest(TrainerCallback):
         first, later = self.losses[: self._first], self.losses[self._first :]
         if len(later) < self._first:
             return False
-        return _mean(later[-max(self._first // 3, 3) :]) > _limit(first, self.losses)
+        return statistics.fmean(later[-max(self._first // 3, 3) :]) > _limit(first, self.losses)
 
 
 def _suggestion(rates: Sequence[float], losses: Sequence[float]) -> float | None:
@@ -219,9 +220,5 @@ def _smoothed(losses: Sequence[float]) -> list[float]:
 
 def _limit(first: Sequence[float], losses: Sequence[float]) -> float:
     """A loss that has grown: above the `first` ones by their own size, or by what the loss could fall."""
-    start = _mean(first)
+    start = statistics.fmean(first)
     return start + max(abs(start), start - min(losses))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -236,13 +236,12 @@ class LineDisplay:
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._run_start: float | None = None
+        self._run_start = math.inf
         self._earliest = 0.0
 
     def start(self, now: float) -> float:
         """The first line is not due yet."""
-        if self._run_start is None:
-            self._run_start = now
+        self._run_start = min(self._run_start, now)
         return max(now + _QUIET_SECONDS, self._earliest)
 
     def show(self, snapshot: Snapshot, now: float) -> float:
@@ -252,8 +251,7 @@ class LineDisplay:
         if now >= self._earliest:
             count = f"{snapshot.percentage} ({snapshot.count})" if snapshot.total else snapshot.count
             self._write(f"{snapshot.label}: {count}, {snapshot.words}")
-            run_seconds = now - self._run_start if self._run_start is not None else 0
-            self._earliest = now + min(max(run_seconds / 10, 30), 600)
+            self._earliest = now + min(max((now - self._run_start) / 10, 30), 600)
         return self._earliest
 
     def close(self, done: int) -> None:

@@ -172,9 +172,8 @@ def _best_values(
 
 
 def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, int) and abs(value) > _MOST_EXACT:
+    is_lost = isinstance(value, float) and not math.isfinite(value)
+    if is_lost or (isinstance(value, int) and abs(value) > _MOST_EXACT):
         return str(value)
     if isinstance(value, dict):
         return {str(key): _json_value(item) for key, item in value.items()}

@@ -10,11 +10,7 @@ from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedErr
 from pytorch_accelerated.report.contents import RunContents, data_in, write_page
 from pytorch_accelerated.utils import read_run_history
 
-_MAY_BE = (
-    "A run is a page of ReportCallback (.html), a folder of training states, or a trainer_state.json or its folder."
-)
 _LOG_HISTORY_FILE = "trainer_state.json"
-_ARGUMENTS_FILE = "training_args.json"  # of our trainer, beside the former in checkpoints
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -35,7 +31,10 @@ def read_run(path: Path) -> RunContents:
             contents = _of_page(path.read_text(encoding="utf-8"))
     except (*_UNREADABLE, OSError, PytorchAcceleratedError) as error:
         reason = error if isinstance(error, PytorchAcceleratedError) else f"{type(error).__name__}, {error}"
-        raise RunFileError(f"{path} is not a record of a run: {reason}. {_MAY_BE}") from error
+        raise RunFileError(
+            f"{path} is not a record of a run: {reason}. A run is a page of ReportCallback (.html), a folder of "
+            "training states, or a trainer_state.json or its folder."
+        ) from error
     contents.source = str(path)
     contents.name = contents.name or path.stem
     return contents
@@ -63,7 +62,7 @@ def _of_log_history(path: Path) -> RunContents:
     contents = RunContents(name="")
     contents.read_history(LoggedHistory(state["log_history"]))
     contents.state |= {"updates": int(state["global_step"])}
-    arguments = path.with_name(_ARGUMENTS_FILE)
+    arguments = path.with_name("training_args.json")  # of our trainer, in checkpoints
     contents.config = dict(json.loads(arguments.read_text(encoding="utf-8"))) if arguments.is_file() else {}
     return contents
 

@@ -312,7 +312,7 @@ class StepRecorder:
         self._marks: list[_Mark] = []
         last = history.step_records[-1] if history.step_records else None
         self._samples = 0 if last is None else last.samples
-        self._set_clock(0.0 if last is None else last.seconds)
+        self._started = time.perf_counter() - (0.0 if last is None else last.seconds)
         self.start_epoch(0, 0, EpochClock(1))
 
     def start_epoch(self, updates: int, samples_in_epoch: int, clock: EpochClock) -> None:
@@ -423,10 +423,7 @@ class StepRecorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         self._samples = state["samples"]
-        self._set_clock(state["seconds"])
-
-    def _set_clock(self, seconds: float) -> None:
-        self._started = time.perf_counter() - seconds
+        self._started = time.perf_counter() - state["seconds"]
 
 
 def peak_memory(device: torch.device) -> int | None:
