@@ -6,6 +6,7 @@ Source: Smith (2015), "Cyclical Learning Rates for Training Neural Networks", se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import statistics
@@ -43,9 +44,6 @@ class LearningRateTest:
         rates: the learning rate of each update, growing.
         losses: the mean loss of each update over its batches and all ranks, before the parameters changed. The last
             one may be infinite or NaN.
-        suggestion: halfway, on the logarithmic scale, between the rate at which the smoothed loss falls fastest, which
-            is safe and often slow, and the one at which it is lowest, which is nearly too large. None if it does not
-            fall.
         ratios: the rate of each parameter group as a share of the largest one.
         has_diverged: whether the test ended early because the loss grew.
     """
@@ -54,10 +52,22 @@ class LearningRateTest:
     losses: tuple[float, ...]
     ratios: tuple[float, ...]
     has_diverged: bool
-    suggestion: float | None = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "suggestion", _suggestion(self.rates, self.losses))
+    @functools.cached_property
+    def suggestion(self) -> float | None:
+        """Halfway, on the logarithmic scale, between two rates; None if the loss does not fall.
+
+        At the first, which is safe and often slow, the smoothed loss falls fastest; at the second, which is nearly too
+        large, it is lowest.
+        """
+        # `benchmarks/results/find_lr.md` shows how well it trains.
+        smoothed = self.smoothed_losses
+        lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+        if lowest < 2 or smoothed[0] - smoothed[lowest] < _LEAST_FALL * abs(smoothed[0]):
+            return None
+        slopes = [smoothed[place + 1] - smoothed[place - 1] for place in range(1, lowest)]
+        steepest = 1 + min(range(len(slopes)), key=slopes.__getitem__)
+        return math.sqrt(self.rates[steepest] * self.rates[lowest])
 
     @property
     def suggestions(self) -> tuple[float, ...] | None:
@@ -186,20 +196,6 @@ class _RangeTest(TrainerCallback):
         if len(later) < self._first:
             return False
         return statistics.fmean(later[-max(self._first // 3, 3) :]) > _limit(first, self.losses)
-
-
-def _suggestion(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Halfway between where the smoothed loss falls fastest and where it is lowest; None if it does not fall.
-
-    `benchmarks/results/find_lr.md` shows how well it trains.
-    """
-    smoothed = _smoothed(losses)
-    lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
-    if lowest < 2 or smoothed[0] - smoothed[lowest] < _LEAST_FALL * abs(smoothed[0]):
-        return None
-    slopes = [smoothed[place + 1] - smoothed[place - 1] for place in range(1, lowest)]
-    steepest = 1 + min(range(len(slopes)), key=slopes.__getitem__)
-    return math.sqrt(rates[steepest] * rates[lowest])
 
 
 def _smoothed(losses: Sequence[float]) -> list[float]:
