@@ -241,6 +241,4 @@ def _text_in_cell(name: str) -> str:
 
 
 def _json_value(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    return value if math.isfinite(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value if math.isfinite(value) else json.dumps(value)  # "NaN", "Infinity" or "-Infinity"

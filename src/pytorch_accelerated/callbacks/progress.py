@@ -276,11 +276,8 @@ class LogMetricsCallback(TrainerCallback):
         for kind in kinds:
             # The history knows what each reader has seen, also after a resume.
             records = trainer.run_history.read_new_records(f"{self.state_key} {kind}")
-            metrics.update(
-                (record.name, float(record.value))
-                for record in records
-                if record.is_scalar and _kind_of(record.name) == kind
-            )
+            of_kind = [each for each in records if each.name.startswith("train") == (kind == "train")]
+            metrics |= {record.name: float(record.value) for record in of_kind if record.is_scalar}
         if metrics:
             self.log_metrics(trainer, metrics)
 
@@ -305,10 +302,6 @@ class LogMetricsCallback(TrainerCallback):
 
 
 PrintMetricsCallback = LogMetricsCallback
-
-
-def _kind_of(metric_name: str) -> str:
-    return "train" if metric_name.startswith("train") else "other"
 
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:

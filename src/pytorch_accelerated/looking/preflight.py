@@ -27,7 +27,6 @@ from pytorch_accelerated.trees import leaves_by_path
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
-_EMA_PREFIX = "ema_model_"
 _LONGEST_TEXT = 40  # characters of an entry that is not a tensor
 
 
@@ -214,7 +213,7 @@ def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple
     for callback in callbacks:
         name = getattr(callback, "watch_metric", "intermediate_")
         is_used = not isinstance(callback, SaveTrainingStateCallback) or callback.retention.best is not None
-        if is_used and not name.startswith("intermediate_") and name.removeprefix(_EMA_PREFIX) not in metric_names:
+        if is_used and not name.startswith("intermediate_") and name.removeprefix("ema_model_") not in metric_names:
             raise UnknownMetricError(
                 f"{type(callback).__name__} watches {name!r}, which nothing records. The run records "
                 f"{', '.join(map(repr, metric_names))}. Watch one of these, or record {name!r}."

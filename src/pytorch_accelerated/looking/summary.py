@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 _NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers beside them, a table of 80 columns
-_HEADER = ("module", "output", "parameters")
 _NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "overfit_batches", "resume_from")
 
 
@@ -87,7 +86,7 @@ class TrainingSummary:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __repr__(self) -> str:
-        cells = [_HEADER, *map(_cells, self.modules)]
+        cells = [("module", "output", "parameters"), *map(_cells, self.modules)]
         name, shape, number = (max(map(len, column)) for column in zip(*cells, strict=True))
         head, *rows = [f"{one:<{name}}  {two:<{shape}}  {three:>{number}}" for one, two, three in cells]
         rule = "-" * len(head)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import html
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.progress.text import GrowingTable, format_duration
@@ -34,11 +34,9 @@ class NotebookPage:
 
     Args:
         minor_names: columns of the table that stay at the right.
-        clock: returns seconds.
     """
 
-    def __init__(self, minor_names: Iterable[str] = (), clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, minor_names: Iterable[str] = ()) -> None:
         self._display_id: str | None = None
         self._bars: dict[PageBar, Snapshot] = {}
         self._minor_names = tuple(minor_names)
@@ -83,7 +81,7 @@ class NotebookPage:
             self._draw(_ROWS_AT_THE_END)
 
     def _draw_if_due(self) -> None:
-        now = self._clock()
+        now = time.perf_counter()
         if now >= self._due and not self._is_closed:
             self._draw(_ROWS_OF_RUNNING)
             self._due = now + _SECONDS_BETWEEN_UPDATES

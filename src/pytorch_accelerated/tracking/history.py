@@ -232,12 +232,13 @@ class RunHistory(StepHistory, ABC):
         if step_records:
             rows = [record.columns() for record in self._step_records]
             moments = [(int(row.pop("epoch")), int(row.pop("update"))) for row in rows]
-        for name, value, *place in () if step_records else self._scalar_records:
-            moment = place[0], place[1]
-            if not rows or moments[-1] != moment or name in rows[-1]:
-                moments.append(moment)
-                rows.append({})
-            rows[-1][name] = value
+        for record in () if step_records else self._metric_records:
+            moment = record.epoch, record.update
+            if record.is_scalar:
+                if not rows or moments[-1] != moment or record.name in rows[-1]:
+                    moments.append(moment)
+                    rows.append({})
+                rows[-1][record.name] = record.value
         index = pandas.DataFrame(moments, columns=["epoch", "update"], dtype="int64")
         return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
 
@@ -277,10 +278,6 @@ class RunHistory(StepHistory, ABC):
         values = ", ".join(f"{name} {_text(known['latest'])}" for name, known in self._extremes.items())
         shown = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
         return f"{type(self).__name__}({shown})"
-
-    @property
-    def _scalar_records(self) -> list[MetricRecord]:
-        return [record for record in self._metric_records if record.is_scalar]
 
     def _add(self, record: MetricRecord) -> None:
         self._metric_records.append(record)
