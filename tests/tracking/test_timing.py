@@ -90,8 +90,7 @@ def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:
 @pytest.mark.parametrize("seconds_per_update", [0.001, 0.03, 0.5, 10.0])
 def test_a_pace_keeps_about_so_many_seconds_between_two_times(seconds_per_update: float):
     now = 0.0
-    pace = Pace(1.0, clock=lambda: now)
-    pace.restart(7)
+    pace = Pace(1.0, clock=lambda: now, updates=7)
     times = []
     for updates in range(8, 8 + 5_000):
         now += seconds_per_update

@@ -285,8 +285,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         updates = trainer.run_state.updates
         if self._saved_at is None or self._pace is None:
             self._saved_at = self._clock()
-            self._pace = Pace(1.0, self._clock)
-            self._pace.restart(updates)
+            self._pace = Pace(1.0, self._clock, updates)
         if not self._pace.is_due(updates):
             return 0.0
         seconds: float

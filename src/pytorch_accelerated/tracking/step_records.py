@@ -195,16 +195,12 @@ class Pace:
     Args:
         seconds: the intended time between two actions.
         clock: returns seconds.
+        updates: those before; the action is due after the next one.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic, updates: int = 0) -> None:
         self._seconds = seconds
         self._clock = clock
-        self.restart(0)
-
-    def restart(self, updates: int) -> None:
-        """Start again after `updates`: the action is due after the next one."""
-        self._between = 1
         self.go_on(updates, 1)
 
     def is_due(self, updates: int) -> bool:
