@@ -264,20 +264,13 @@ def _as_collection(metrics: Any) -> MetricCollection:
     The exchange of torchmetrics fails if a rank has no state or a state of another type.
     """
     torchmetrics = require("torchmetrics", needed_by="MetricsCallback")
-    copied: MetricCollection
-    if isinstance(metrics, torchmetrics.MetricCollection):
-        copied = metrics.clone()
-    else:
-        metrics = dict(metrics) if isinstance(metrics, Mapping) else metrics
-        copied = torchmetrics.MetricCollection(metrics, compute_groups=False).clone()
+    if not isinstance(metrics, torchmetrics.MetricCollection):
+        metrics = torchmetrics.MetricCollection(metrics, compute_groups=False)
+    copied: MetricCollection = metrics.clone()
     for _, metric in _metrics_within(copied):
-        metric.distributed_available_fn = _never
+        metric.distributed_available_fn = bool  # which returns False
     copied.reset()
     return copied
-
-
-def _never() -> bool:
-    return False
 
 
 def _metrics_within(collection: MetricCollection) -> Iterator[tuple[str, Metric]]:
