@@ -10,8 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
@@ -87,8 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """A training state found on disk. If its manifest cannot be read, that is empty, and `complaint` says why."""
 
     folder: Path

@@ -12,7 +12,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -47,8 +46,7 @@ class Row(NamedTuple):
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the records of a run go.
 
     Attributes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.checkpointing.matching import require_kinds
@@ -24,8 +23,7 @@ _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
 
 
-@dataclasses.dataclass(frozen=True)
-class WatchedMetric:
+class WatchedMetric(NamedTuple):
     """A metric of the run history on which a decision depends.
 
     All ranks use the values of rank 0, so that they decide alike. All ranks must call each method except `is_better`.
