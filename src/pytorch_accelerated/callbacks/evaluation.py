@@ -77,11 +77,12 @@ class LimitEvalStepsCallback(TrainerCallback):
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Give the whole loader back to the evaluation that comes next, unless all are meant."""
         if self.limit_intermediate_only:
-            self._restore(trainer)
+            self.on_training_run_end(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Give the whole loader back, however the run ended."""
-        self._restore(trainer)
+        if self._unlimited is not None:
+            trainer.run_context.loaders.all_eval, self._unlimited = self._unlimited, None
 
     on_evaluation_run_end = on_exception = on_training_run_end
 
@@ -90,10 +91,6 @@ class LimitEvalStepsCallback(TrainerCallback):
         if self._unlimited is None and loaders.eval is not None:
             self._unlimited = loaders.all_eval
             loaders.all_eval = [DataLoaderSlice(loader, self.num_eval_steps) for loader in self._unlimited]
-
-    def _restore(self, trainer: Trainer) -> None:
-        if self._unlimited is not None:
-            trainer.run_context.loaders.all_eval, self._unlimited = self._unlimited, None
 
 
 class LimitBatchesCallback(TrainerCallback):

@@ -54,7 +54,7 @@ class PrintProgressCallback(TrainerCallback):
         """
         self._started = time.perf_counter()
         self._ending, self._reason = "Finished", ""
-        config = _config_of(trainer)
+        config = trainer.run_config
         precision = None if config.mixed_precision == "no" else config.mixed_precision
         seed = None if trainer.run_context.given.seed is None else f"seed {config.seed}"
         parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, seed]
@@ -86,7 +86,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        samples = _config_of(trainer).eval_total_batch_size
+        samples = trainer.run_config.eval_total_batch_size
         batches = [length_of(loader) for loader in trainer.run_context.loaders.all_eval]
         work = "a stream" if None in batches else format_count(sum(filter(None, batches)), "batch", "batches")
         work = work if len(batches) == 1 else f"{len(batches)} sets, {work}"
@@ -117,7 +117,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the bar of an epoch."""
         self._close_all()
-        config, state = _config_of(trainer), trainer.run_state
+        config, state = trainer.run_config, trainer.run_state
         # It goes on after an earlier run, whose epochs `num_epochs` leaves out.
         epoch = trainer.run_history.current_epoch
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
@@ -142,7 +142,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
         name, loader = trainer.run_history.evaluation_set, trainer.run_context.loaders.eval
-        size, facts = _config_of(trainer).eval_total_batch_size, functools.partial(_loss_so_far, trainer)
+        size, facts = trainer.run_config.eval_total_batch_size, functools.partial(_loss_so_far, trainer)
         label = f"evaluation of {name}" if name else "evaluation"
         self._start_pass(trainer, label, length_of(loader), samples_per_batch=size, read_facts=facts)
 
@@ -325,7 +325,7 @@ def _learning_rate(trainer: Trainer) -> dict[str, str]:
 def _batches_of_epoch(trainer: Trainer) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
     batches = length_of(trainer.run_context.loaders.train)
-    config, state = _config_of(trainer), trainer.run_state
+    config, state = trainer.run_config, trainer.run_state
     if config.max_num_train_steps is None:
         return batches
     updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
@@ -334,7 +334,7 @@ def _batches_of_epoch(trainer: Trainer) -> int | None:
 
 
 def _where(trainer: Trainer) -> str:
-    count = _config_of(trainer).num_processes
+    count = trainer.run_config.num_processes
     return f"on {trainer.device}" if count == 1 else f"on {count} processes ({trainer.device.type})"
 
 
@@ -354,11 +354,6 @@ def _sizes_of(config: TrainerRunConfig) -> str:
     if per_device is None or accumulated is None:
         return ""
     return format_update_size(per_device, accumulated, config.num_processes)
-
-
-def _config_of(trainer: Trainer) -> TrainerRunConfig:
-    assert trainer.run_config is not None  # it exists as soon as a run has begun
-    return trainer.run_config
 
 
 def _summary_lines(trainer: Trainer) -> list[str]:
