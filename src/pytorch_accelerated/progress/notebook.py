@@ -65,9 +65,9 @@ class NotebookPage:
         self._draw_if_due()
         return self._due
 
-    def remove(self, bar: PageBar) -> None:
-        """Leave out the bar of a pass that is over, from the next update on."""
-        self._bars.pop(bar, None)
+    def remove(self, bar: PageBar) -> Snapshot | None:
+        """Leave out the bar of a pass that is over, from the next update on. Returns what it showed last."""
+        return self._bars.pop(bar, None)
 
     def note_end(self, line: str) -> None:
         """Say below the table how the run ended."""
@@ -125,7 +125,6 @@ class PageBar:
     def __init__(self, page: NotebookPage, *, is_alone: bool) -> None:
         self._page = page
         self._is_alone = is_alone
-        self._last: Snapshot | None = None
         self._started = 0.0
 
     def start(self, now: float) -> float:
@@ -135,13 +134,11 @@ class PageBar:
 
     def show(self, snapshot: Snapshot, now: float) -> float:
         """Draw the bar with the rest of the page."""
-        self._last = snapshot
         return self._page.update(self, snapshot)
 
     def close(self, done: int) -> None:
         """Remove the bar."""
-        last, self._last = self._last, None
-        self._page.remove(self)
+        last = self._page.remove(self)
         if self._is_alone and last is not None:
             count = f"{done} of {last.total}" if last.total and done < last.total else f"{done}"
             duration = format_duration(time.perf_counter() - self._started)
