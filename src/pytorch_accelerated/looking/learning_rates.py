@@ -77,7 +77,17 @@ class LearningRateTest:
     @property
     def smoothed_losses(self) -> tuple[float, ...]:
         """The losses up to the last finite one, each averaged with its neighbours. The suggestion is read from them."""
-        return tuple(_smoothed(self.losses))
+        # Means weighted by a bell curve around each loss, so that the curve is not shifted to later rates. A last huge
+        # loss is cut off, so that it does not hide those before it.
+        finite = [loss for loss in self.losses if math.isfinite(loss)]
+        if not finite:
+            return ()
+        width = max(_SMOOTHING * len(finite), 1.0)
+        limit = _limit(finite[: max(len(finite) // 10, 1)], finite)
+        values = torch.tensor(finite, dtype=torch.float64).clamp(max=limit)
+        places = torch.arange(len(finite), dtype=torch.float64)
+        weights = torch.exp(-0.5 * ((places[:, None] - places[None, :]) / width) ** 2)
+        return tuple(((weights @ values) / weights.sum(1)).tolist())
 
     def __repr__(self) -> str:
         if self.suggestion is None:
@@ -196,22 +206,6 @@ class _RangeTest(TrainerCallback):
         if len(later) < self._first:
             return False
         return statistics.fmean(later[-max(self._first // 3, 3) :]) > _limit(first, self.losses)
-
-
-def _smoothed(losses: Sequence[float]) -> list[float]:
-    """Means of the losses weighted by a bell curve around each, so that the curve is not shifted to later rates.
-
-    Losses that are not finite are left out, and a last huge one is cut off, so that it does not hide those before it.
-    """
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    if not finite:
-        return []
-    width = max(_SMOOTHING * len(finite), 1.0)
-    values = torch.tensor(finite, dtype=torch.float64).clamp(max=_limit(finite[: max(len(finite) // 10, 1)], finite))
-    places = torch.arange(len(finite), dtype=torch.float64)
-    weights = torch.exp(-0.5 * ((places[:, None] - places[None, :]) / width) ** 2)
-    means: list[float] = ((weights @ values) / weights.sum(1)).tolist()
-    return means
 
 
 def _limit(first: Sequence[float], losses: Sequence[float]) -> float:

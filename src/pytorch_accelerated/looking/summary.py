@@ -93,11 +93,6 @@ class TrainingSummary:
         if any(one.trainable < one.parameters for one in self.modules):
             rows.append("(in brackets: not trained)")
         batch = textwrap.indent(str(self.batch), "  ")
-        facts = [f"{f'{name}:':<11}  {value}" for name, value in self._facts.items()]
-        return "\n".join([head, rule, *rows, rule, "first batch:", batch, *facts])
-
-    @property
-    def _facts(self) -> dict[str, str]:
         share = self.trainable / self.parameters if self.parameters else 0.0
         sizes = {
             "parameters": self.parameter_bytes,
@@ -106,12 +101,14 @@ class TrainingSummary:
             "activations": self.activation_bytes,
         }
         of_batches = "" if self.batches == 1 else f" of {self.batches} batches"
-        return {
+        facts = {
             "parameters": f"{self.parameters:,}, of which {self.trainable:,} are trained ({share:.1%})",
             "memory": f"at least {_scaled(self.memory_bytes)}B for an update",
             "  made of": ", ".join(f"{name} {_scaled(size)}B" for name, size in sizes.items()),
             "operations": f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward",
         }
+        lines = [f"{f'{name}:':<11}  {value}" for name, value in facts.items()]
+        return "\n".join([head, rule, *rows, rule, "first batch:", batch, *lines])
 
 
 def summarise(
