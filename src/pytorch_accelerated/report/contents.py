@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import importlib.resources
+import itertools
 import json
 import math
 import os
@@ -143,12 +144,8 @@ def _metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[s
 
 def _step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
     """The step records as one list for each field, and one for each parameter group's learning rates."""
-    columns: dict[str, Any] = {field: [getattr(record, field) for record in records] for field in StepRecord._fields}
-    groups = max((len(rates) for rates in columns["learning_rates"]), default=0)
-    columns["learning_rates"] = [
-        [rates[group] if group < len(rates) else None for rates in columns["learning_rates"]] for group in range(groups)
-    ]
-    return columns
+    columns = {field: [getattr(record, field) for record in records] for field in StepRecord._fields}
+    return {**columns, "learning_rates": list(itertools.zip_longest(*columns["learning_rates"]))}
 
 
 def _best_values(

@@ -44,7 +44,7 @@ def _log_history_in(path: Path) -> Path | None:
     """The log history that `path` is or has; of several checkpoints that of the last; None without one."""
     checkpoints = path.glob(f"checkpoint-*/{_LOG_HISTORY_FILE}")
     newest_last = sorted(checkpoints, key=lambda file: (len(file.parent.name), file.parent.name))
-    files = [path.with_name(_LOG_HISTORY_FILE) if path.name == _LOG_HISTORY_FILE else path / _LOG_HISTORY_FILE]
+    files = [path if path.name == _LOG_HISTORY_FILE else path / _LOG_HISTORY_FILE]
     return next((file for file in [*files, *reversed(newest_last)] if file.is_file()), None)
 
 
