@@ -136,9 +136,7 @@ def epochs_of_updates(steps: Sequence[StepRecord]) -> list[float]:
 
     An epoch that is not finished counts as one that is as long as the longest of those before.
     """
-    ends: dict[int, int] = {}
-    for record in steps:
-        ends[record.epoch] = record.update
+    ends = {record.epoch: record.update for record in steps}  # the last one of each epoch
     starts = dict(zip(ends, (0, *ends.values()), strict=False))
     longest = 0
     places = []
@@ -158,8 +156,7 @@ def _has_one_value_an_epoch(metrics: Mapping[str, list[MetricRecord]]) -> bool:
 def _draw(axes: Axes, records: list[MetricRecord], axis: str, *, colour: str, line: str, label: str) -> None:
     marker = "o" if len(records) <= 30 else ""  # more would overlap
     places, values = ([getattr(record, name) for record in records] for name in (axis, "value"))
-    (drawn,) = axes.plot(places, values, color=colour, linestyle=line, linewidth=1.8, label=label)
-    drawn.set(marker=marker, markersize=4)
+    axes.plot(places, values, line, marker=marker, markersize=4, color=colour, linewidth=1.8, label=label)
 
 
 def _draw_steps(axes: Axes, run: _Run, axis: str, smoothing: float, *, colour: str, label: str) -> None:

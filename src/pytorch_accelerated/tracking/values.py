@@ -17,7 +17,7 @@ from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.run_config import TrainerRunConfig, plain_value
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
-_KIND = re.compile(r"(?:intermediate_)?eval(?:uation)?_")
+_KIND = re.compile(r"\A(?:(?:intermediate_)?eval(?:uation)?_)?")  # it matches every name
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
 _LESS_IS_BETTER = re.compile("loss|error|perplexity|wer|mae|mse|rmse")
@@ -128,11 +128,7 @@ def name_in_set(name: str, set_name: str) -> str:
     >>> name_in_set("errors", "noisy"), name_in_set("eval_loss_epoch", "")
     ('noisy_errors', 'eval_loss_epoch')
     """
-    if not set_name:
-        return name
-    kind = _KIND.match(name)
-    end = 0 if kind is None else kind.end()
-    return f"{name[:end]}{set_name}_{name[end:]}"
+    return _KIND.sub(lambda kind: f"{kind[0]}{set_name}_", name) if set_name else name
 
 
 def role_and_quantity(name: str) -> tuple[str, str]:
