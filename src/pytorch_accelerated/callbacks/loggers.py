@@ -170,7 +170,8 @@ class CSVLoggerCallback(_FileLogger):
         header = {name: _text_in_cell(name) for name in columns}
         rows: list[Mapping[str, Any]] = []
         if self._size_bytes:
-            _, *cells = csv.reader(io.StringIO(_read(self.path, self._size_bytes), newline=""))
+            text = self.path.read_bytes()[: self._size_bytes].decode()
+            _, *cells = csv.reader(io.StringIO(text, newline=""))
             rows = [dict(zip(self._columns, row, strict=True)) for row in cells]
         return self._lines([header, *rows], columns)
 
@@ -188,7 +189,7 @@ class JSONLoggerCallback(_FileLogger):
     """
 
     def _beginning(self, columns: Sequence[str]) -> str:
-        return _read(self.path, self._size_bytes) if self._size_bytes else ""
+        return self.path.read_bytes()[: self._size_bytes].decode() if self._size_bytes else ""
 
     def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)
@@ -228,11 +229,6 @@ def _with_entries(rows: Sequence[_Row], steps: Sequence[StepRecord], metrics: Se
             joined.append(_new_row(entry.epoch, entry.update))
         joined[-1].values[entry.name] = entry.value
     return joined
-
-
-def _read(path: Path, size_bytes: int) -> str:
-    with open(path, "rb") as file:
-        return file.read(size_bytes).decode()
 
 
 def _text_in_cell(name: str) -> str:
