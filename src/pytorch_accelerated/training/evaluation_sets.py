@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.models.kept import kept
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class EvaluationSets:
             callbacks: the callbacks whose events are emitted meanwhile.
         """
         context = self._context
-        handler = CallbackHandler(callbacks, custom_events=own_events(context.trainer))
+        handler = CallbackHandler(callbacks, custom_events=context.trainer.custom_events)
         with kept() as before, context.stopping.finishing_passes():
             before.attributes(context, model=model, callbacks=handler)
             before.call(context.history.set_metric_name_prefix, context.history.metric_name_prefix)
