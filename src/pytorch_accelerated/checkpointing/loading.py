@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, load_optimizer_state
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.kept import Kept, kept
 from pytorch_accelerated.models.sharding import whole
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
 

@@ -12,22 +12,20 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.disk import resolved
 from pytorch_accelerated.checkpointing.publish import explained, make_folders
+from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
+from pytorch_accelerated.processes.ranks import Ranks
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
-    from pytorch_accelerated.processes.ranks import Ranks
 
 LOCK_NAME = ".lock"
 _held: set[Path] = set()  # by this process; the operating system would grant it the same lock twice

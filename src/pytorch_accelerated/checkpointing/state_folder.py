@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,9 +21,7 @@ from pytorch_accelerated.checkpointing.publish import StagedFolder, begin
 from pytorch_accelerated.checkpointing.sharded_files import MakeTarget, read_shards, write_shards
 from pytorch_accelerated.checkpointing.verify import open_verified, read_manifest
 from pytorch_accelerated.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.processes.ranks import Ranks
 
 
 def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:

@@ -12,16 +12,14 @@ import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.formats import chunks, dump_json
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.tracking.history import RunHistory, with_some_records
 from pytorch_accelerated.tracking.values import on_host
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.processes.ranks import Ranks
 
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,15 +18,13 @@ from pytorch_accelerated.checkpointing.weights import are_finite
 from pytorch_accelerated.compat.torch import stored_values
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import NonFiniteLossError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.numerics import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.steps.step import Call, Step
 from pytorch_accelerated.tracking.loss import LossTracker
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 class RollBack(Exception):

@@ -7,7 +7,7 @@ A run whose last safe point is kept in this way can be saved as it was there, if
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +15,11 @@ from torch import nn
 from pytorch_accelerated.checkpointing.training_state import frozen
 from pytorch_accelerated.compat.torch import tensor_stores, version_of
 from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.order import EVENTS_OF_UPDATE
 from pytorch_accelerated.models.held import held_parts, optimizers_of
 from pytorch_accelerated.models.kept import Kept
 from pytorch_accelerated.steps.step import Call, Step
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 _EVENTS_BEFORE = [event for event in EVENTS_OF_UPDATE if event != "on_optimizer_step_end"]
 

@@ -7,17 +7,15 @@ the `gather` calls of their hooks and callbacks. `docs/design/updates.md` has th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.held import held_parts, optimizers_of, trained_outside
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.step import Call, Step
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 class UnevenStep(Step):

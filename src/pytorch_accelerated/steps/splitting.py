@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,13 +15,11 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.sampling import deal
 from pytorch_accelerated.data.updates import MicroBatch, Update, items_of
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.steps.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.trees import leaves, map_leaves, merged, split_rows
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 @dataclasses.dataclass(eq=False)

@@ -8,20 +8,18 @@ replace one within the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.compat.torch import found_infinite, scale_all
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.held import held_parts, trained_outside
 from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import own_parts
 from pytorch_accelerated.steps.hook_output import LateCounts, adding_nothing, loss_and_size
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 # The owner and the name of something that an update calls.
 Call = tuple[object, str]

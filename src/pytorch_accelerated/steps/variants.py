@@ -7,9 +7,10 @@ A variant that changes gradients does so in `Step.complete`, with `_always_compl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.held import held_parts, trained_outside
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.steps.guarded import AnomalyStep, GuardedStep, savers_among
@@ -17,9 +18,6 @@ from pytorch_accelerated.steps.safe_points import NotedStep, SafePoint
 from pytorch_accelerated.steps.several_ranks import OutsideStep, UnevenStep
 from pytorch_accelerated.steps.splitting import SplittingStep
 from pytorch_accelerated.steps.step import Step
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 def make_step(

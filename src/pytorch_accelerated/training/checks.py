@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.policy import SavePolicy
 from pytorch_accelerated.data.building import check_dataset, check_eval_dataset
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.settings import (
     TrainSettings,
     check_optimizer,
@@ -24,9 +25,6 @@ from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.progress.text import format_count
 from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.training.hooks import TrainerHooks, overrides
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 def refuse_within_a_run(context: Context, method: str, remedy: str) -> None:

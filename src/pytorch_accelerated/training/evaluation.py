@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytorch_accelerated.data.adapting import empty_loader_error, refuse_rearranged
-from pytorch_accelerated.data.updates import Round
+from pytorch_accelerated.data.updates import Round, RunLoader
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.models.wrappers import for_evaluation
+from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.processes.gathering import map_tensors
@@ -22,11 +24,6 @@ from pytorch_accelerated.seeding import generator_states, restore_generator_stat
 from pytorch_accelerated.steps.hook_output import loss_and_size
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.preparing import distributed
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.data.updates import RunLoader
-    from pytorch_accelerated.facts.context import Context
-    from pytorch_accelerated.prediction.collecting import PredictionCollector
 
 # A number of batches, not of seconds: sums of losses must be divided at the same places in each run.
 _ROUNDS_BETWEEN_READINGS = 64

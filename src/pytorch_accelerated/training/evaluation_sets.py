@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.kept import kept
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 class EvaluationSets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from pytorch_accelerated.data.building import (
     named_sets,
 )
 from pytorch_accelerated.data.resuming import data_facts, role_of_set
+from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import check_scheduler
 from pytorch_accelerated.models.held import held_parts, refuse_outside, share_values, trained_outside
@@ -31,10 +33,6 @@ from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import mixed_seed, set_seed
 from pytorch_accelerated.training.hooks import overrides
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.data.updates import RunLoader
-    from pytorch_accelerated.facts.context import Context
 
 
 def prepare_training(

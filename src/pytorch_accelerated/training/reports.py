@@ -6,15 +6,13 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.values import name_in_set
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 _MOST_TEXTS = 100  # of warnings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import kind_of
@@ -17,13 +17,11 @@ from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, 
 from pytorch_accelerated.checkpointing.weights import check_model_finite
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
 from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.seeding import derived_seed
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 
 class States:

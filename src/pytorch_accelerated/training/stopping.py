@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import note_failure
 from pytorch_accelerated.processes.signals import SignalWatch
 from pytorch_accelerated.tracking.step_records import Pace
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 # How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
 # a failed save.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from pytorch_accelerated.checkpointing.training_state import frozen
 from pytorch_accelerated.data.adapting import empty_loader_error
 from pytorch_accelerated.data.updates import RunLoader, Update
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.steps.guarded import FiniteLossTracker
 from pytorch_accelerated.steps.safe_points import SafePoint
@@ -25,9 +26,6 @@ from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.training.hooks import own_hooks
 from pytorch_accelerated.training.preparing import distributed
 from pytorch_accelerated.training.saves import Requests
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
 # places.

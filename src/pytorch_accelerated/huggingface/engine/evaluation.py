@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.training.evaluation import Prediction
 from pytorch_accelerated.training.preparing import loader_of_pass
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
-    from pytorch_accelerated.huggingface.engine.training import FaceTraining
 
 
 def evaluate(context: Context, loader: Any, collector: PredictionCollector, training: FaceTraining | None) -> Any:

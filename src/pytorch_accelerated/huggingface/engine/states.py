@@ -6,7 +6,7 @@ import functools
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import is_file
@@ -27,13 +27,11 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     holds_run,
     weights_in,
 )
+from pytorch_accelerated.huggingface.engine.order import Order
+from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints
 from pytorch_accelerated.training.states import States
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.order import Order
-    from pytorch_accelerated.huggingface.engine.training import FaceTraining
 
 
 class CheckpointStates(States):
