@@ -238,10 +238,11 @@ def test_kept_pass_is_the_one_whose_workers_of_a_loader_stay_until_end_workers()
     assert compat.kept_pass(loader) is batches
     workers = compat.workers_of(batches)
     assert [worker.is_alive() for worker in workers] == [True]
-    assert compat.end_workers(loader, batches)
+    compat.end_workers(loader, iter([]))
+    assert compat.kept_pass(loader) is batches
+    compat.end_workers(loader, batches)
     assert compat.kept_pass(loader) is None
     assert not workers[0].is_alive()
-    assert not compat.end_workers(loader, iter([]))
 
 
 def test_stop_workers() -> None:

@@ -163,17 +163,14 @@ def kept_pass(loader: DataLoader[Any]) -> Iterator[Any] | None:
     return loader._iterator
 
 
-def end_workers(loader: DataLoader[Any], batches: Any) -> bool:
+def end_workers(loader: DataLoader[Any], batches: Any) -> None:
     """Let `loader` start new workers for its next pass, and `batches` end its own, for which torch has no public call.
 
-    Returns:
-        False if `batches` is not an iterator with workers; then nothing is done.
+    If `batches` is not an iterator with workers, nothing is done.
     """
-    if not hasattr(batches, "_shutdown_workers"):
-        return False
-    loader._iterator = None
-    stop_workers(batches)
-    return True
+    if hasattr(batches, "_shutdown_workers"):
+        loader._iterator = None
+        stop_workers(batches)
 
 
 def stop_workers(batches: Any) -> None:

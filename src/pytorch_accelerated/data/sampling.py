@@ -84,10 +84,6 @@ class TrainingPlan:
         return self.batch_size * self.ranks
 
     @property
-    def samples_per_update(self) -> int:
-        return self.samples_per_round * self.accumulation_steps
-
-    @property
     def samples_used(self) -> int:
         return self.size - self.size % self.samples_per_round if self.drop_last else self.size
 
@@ -98,11 +94,11 @@ class TrainingPlan:
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
-        end, per_round, per_update = self.samples_used, self.samples_per_round, self.samples_per_update
+        end, per_round = self.samples_used, self.samples_per_round
         if max_batches is not None:
             end = min(end, start + max_batches * per_round)
         while start < end:
-            size = min(per_update, end - start)
+            size = min(per_round * self.accumulation_steps, end - start)
             rounds = -(-size // per_round)
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -181,8 +182,8 @@ class _Traces:
     """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory shared by parameters."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._hooks = [(hooks, hooks.copy()) for hooks in self._live_hooks()]
+        stores = itertools.chain.from_iterable(map(forward_hook_stores, model.modules()))
+        self._hooks = [(hooks, hooks.copy()) for hooks in stores]
         self._attributes = [(parameter, set(vars(parameter))) for parameter in model.parameters()]
 
     def remove(self) -> None:
@@ -194,10 +195,6 @@ class _Traces:
                 delattr(parameter, name)
             parameter.data = parameter.data.clone()
             parameter.grad = None
-
-    def _live_hooks(self) -> Iterator[dict[int, Any]]:
-        for module in self._model.modules():
-            yield from forward_hook_stores(module)
 
 
 def _twin(optimizer: Any, *, shares_state: bool) -> Any:

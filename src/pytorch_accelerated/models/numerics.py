@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,15 +74,12 @@ class FirstNonFinite:
         """Context in which the forward passes of the modules of `model` are watched."""
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
-                hook = module.register_forward_hook(self._hook_of(name), with_kwargs=True)
+                hook = module.register_forward_hook(functools.partial(self._look, name), with_kwargs=True)
                 hooks.callback(hook.remove)
             yield
 
-    def _hook_of(self, name: str) -> Any:
-        def look(module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
-            inside = f"{name}." if name else ""
-            is_known = name in self.names or any(each.startswith(inside) for each in self.names)
-            if not is_known and not is_all_finite(output) and is_all_finite([list(arguments), dict(keywords)]):
-                self.names.append(name or type(module).__name__)
-
-        return look
+    def _look(self, name: str, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        inside = f"{name}." if name else ""
+        is_known = name in self.names or any(each.startswith(inside) for each in self.names)
+        if not is_known and not is_all_finite(output) and is_all_finite([list(arguments), dict(keywords)]):
+            self.names.append(name or type(module).__name__)

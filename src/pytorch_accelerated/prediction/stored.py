@@ -215,7 +215,8 @@ class StoredPredictions:
         opened: dict[int, tuple[int, Any]] = {}  # one block of each rank, because they come one after the other
         parts: list[Leaves] = []
         position = 0
-        for rank, block, first, rows in self._pieces():
+        order = read_file_of_tensors(self.path, self._files[_ORDER_NAME])["pieces"]
+        for rank, block, first, rows in order.tolist():
             if rank not in opened or opened[rank][0] != block:
                 opened[rank] = block, self._open_block(_block_name(rank, block))
             end = first + rows
@@ -229,11 +230,6 @@ class StoredPredictions:
                     parts = []
         if parts:
             yield _joined(parts)
-
-    def _pieces(self) -> list[Piece]:
-        """The pieces that make up the result."""
-        tensors = read_file_of_tensors(self.path, self._files[_ORDER_NAME])
-        return list(itertools.starmap(Piece, tensors["pieces"].tolist()))
 
     def _open_block(self, stem: str) -> Callable[[str, slice], torch.Tensor]:
         """Open a file for reading rows, after checking all of it; see `FileFormat`."""
