@@ -32,11 +32,6 @@ def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     return map_leaves(apply, data)
 
 
-def structure_of(data: Any) -> str:
-    """The containers of `data` as text, with None for each tensor."""
-    return repr(map_tensors(lambda _: None, data))
-
-
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its gradient; a 0-dim tensor as one row."""
     return tensor.detach()[None] if tensor.ndim == 0 else tensor.detach()

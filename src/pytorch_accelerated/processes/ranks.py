@@ -207,7 +207,7 @@ class Ranks:
         """
         if self._is_alone:
             return gathering.map_tensors(gathering.as_rows, data)
-        structure = gathering.structure_of(data)
+        structure = repr(gathering.map_tensors(lambda _: None, data))
         return gathering.map_tensors(
             lambda tensor: self._gather_rows(gathering.as_rows(tensor), structure, padding_value), data
         )
