@@ -95,10 +95,11 @@ class TrainingPlan:
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         end, per_round = self.samples_used, self.samples_per_round
+        per_update = per_round * self.accumulation_steps
         if max_batches is not None:
             end = min(end, start + max_batches * per_round)
         while start < end:
-            size = min(per_round * self.accumulation_steps, end - start)
+            size = min(per_update, end - start)
             rounds = -(-size // per_round)
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))
