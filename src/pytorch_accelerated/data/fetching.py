@@ -100,10 +100,6 @@ class BatchFetcher:
 
         `order` has the rows by position: an int64 tensor, or a range from 0.
         """
-        # No function of ours is entered for each batch, only for each block.
-        return itertools.chain.from_iterable(self._blocks(order, cells))
-
-    def _blocks(self, order: Sequence[int] | torch.Tensor, cells: Iterator[Cell]) -> Iterator[Iterable[Any]]:
         assert self._arrays is not None
         while block := list(itertools.islice(cells, _BATCHES_AT_ONCE)):
             rows: list[Any] = [order[start : start + (size or 1)] for start, size in block]
@@ -111,7 +107,7 @@ class BatchFetcher:
                 batches: Iterable[Any] = self._arrays.fetch_many(torch.cat(rows), [len(each) for each in rows])
             else:
                 batches = [self._arrays.fetch(slice(each.start, each.stop)) for each in rows]
-            yield map(pinned, batches) if self._pins_memory else batches
+            yield from map(pinned, batches) if self._pins_memory else batches
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
