@@ -29,19 +29,6 @@ def test_a_state_comes_back_with_its_facts(tmp_path):
     assert_same_state(found, STATE)
 
 
-def test_only_the_state_is_left_in_the_folder(tmp_path):
-    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
-    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
-    assert entries_of(tmp_path / "deep" / "er") == {"state"}
-    assert entries_of(tmp_path / "deep" / "er" / "state") == {
-        "manifest.json",
-        "model.json",
-        "model.safetensors",
-        "run.json",
-        "run.safetensors",
-    }
-
-
 def test_only_the_parts_asked_for_are_read(tmp_path):
     write_state(tmp_path / "state", {}, STATE)
     (tmp_path / "state" / "model.safetensors").write_bytes(b"damaged")
