@@ -193,10 +193,6 @@ def test_anything_with_an_event_is_a_callback():
         handler.add_callback(Duck)
 
 
-class Misspelt(TrainerCallback):
-    def on_train_epoch_begin(self, trainer: Trainer, **kwargs: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -19,7 +19,6 @@ from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from tests.support.reference import regression_data
 
-RANKS = Path(__file__).parents[1] / "ranks"
 EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 DATA = regression_data(20)

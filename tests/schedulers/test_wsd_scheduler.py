@@ -85,6 +85,18 @@ def test_a_continuation_starts_at_the_peak() -> None:
     assert rates(optimizer, scheduler, 18) == [0.8] * 18
 
 
+@pytest.mark.parametrize("updates", [18, 20, 25])
+def test_a_continuation_with_a_loaded_position_starts_a_fresh_stable_phase(updates: int) -> None:
+    optimizer = an_optimizer(0.8)
+    short = WSDLrScheduler(optimizer, total_steps=20, num_warmup_steps=4, lr_min=0.1)
+    rates(optimizer, short, updates)
+    other = an_optimizer(0.1)
+    continued = WSDLrScheduler(other, total_steps=10, lr_min=0.1, is_continuation_from_checkpoint=True)
+    continued.load_state_dict(short.state_dict())
+    fresh = an_optimizer(0.8)
+    assert rates(other, continued, 10) == rates(fresh, WSDLrScheduler(fresh, total_steps=10, lr_min=0.1), 10)
+
+
 def warmup_updates(**kwargs: Any) -> int:
     """The warmup of a run of 10 epochs of 20 updates."""
     return WSDLrScheduler.create_scheduler_fn(10, 20, **kwargs)(an_optimizer()).num_warmup_updates

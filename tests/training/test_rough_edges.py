@@ -22,7 +22,6 @@ from tests.support.resuming import SaveAndStop
 
 DATA = regression_data(11)
 PAIRS = [[start, (start + 1) % 11] for start in range(0, 11, 2)]
-NOT_SHUFFLED: dict[str, Any] = {"train_dataloader_kwargs": {"shuffle": False}}
 
 
 def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
