@@ -146,7 +146,7 @@ def test_custom_events_reach_the_callbacks_that_handle_them():
     ("errors", "called", "raised"),
     [
         ([StopTrainingError("first"), StopTrainingError("second")], "abc", "first"),
-        ([KeyError("oops"), StopTrainingError("never")], "a", "oops"),
+        ([AttributeError("oops"), StopTrainingError("never")], "a", "oops"),
         ([CallbackMethodNotImplementedError("not me")], "ac", None),
     ],
     ids=["a wish to stop", "another error", "no error"],
