@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 
 def trainer_with(*callbacks: Any) -> Trainer:
-    model = tiny_model()
-    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+    return tiny_trainer(*callbacks, seed=1)
 
 
 def train(trainer: Trainer) -> None:
@@ -62,13 +60,11 @@ def test_work_on_the_gpu_is_in_the_table(tmp_path):
 ON_RANKS = """
 import sys
 import torch
-from torch import nn
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback
-from pytorch_accelerated.trainer import Trainer
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 profiler = ProfilerCallback(sys.argv[1], wait=1, warmup=1, active=2)
-Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[profiler]).train(regression_data(40), 1)
+tiny_trainer(profiler).train(regression_data(40), 1)
 torch.distributed.destroy_process_group()
 """
 

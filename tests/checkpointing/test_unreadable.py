@@ -7,7 +7,6 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
@@ -15,11 +14,11 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.huggingface import TrainerState, get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.support.processes import run_forked
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 
 def new_trainer() -> Trainer:
-    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=3)
+    return tiny_trainer(seed=3)
 
 
 def loop(place: Path) -> Path:
@@ -83,19 +82,16 @@ import os, sys, tempfile, warnings
 from pathlib import Path
 
 import torch
-from torch import nn
-
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.huggingface.checkpoints.saving import find_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.huggingface.runs import make_trainer
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 
 def new_trainer():
-    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=3)
+    return tiny_trainer(seed=3)
 
 
 # Another place than pytest's, which other users cannot reach.

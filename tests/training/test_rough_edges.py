@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 from tests.support.resuming import SaveAndStop
 
 DATA = regression_data(11)
@@ -25,8 +25,7 @@ PAIRS = [[start, (start + 1) % 11] for start in range(0, 11, 2)]
 
 
 def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    model = tiny_model()
-    return base(model, nn.MSELoss(), sgd(model), callbacks=callbacks, **{"seed": 3, **kwargs})
+    return tiny_trainer(*callbacks, base=base, **{"seed": 3, **kwargs})
 
 
 # How long a run is
