@@ -11,12 +11,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.warmup_scheduler import LinearLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from tests.support.recording import Rates
 from tests.support.reference import regression_data
 
 EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
@@ -24,16 +25,6 @@ UPDATES: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 DATA = regression_data(20)
 PEAK = 0.8
 Factory = Callable[[Any], Any]
-
-
-class Rates(TrainerCallback):
-    """The learning rate of each update."""
-
-    def __init__(self) -> None:
-        self.used: list[float] = []
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.used.append(float(trainer.optimizer.param_groups[0]["lr"]))
 
 
 def an_optimizer(model: nn.Module | None = None) -> SGD:
