@@ -16,10 +16,6 @@ from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, tiny_trainer
 
 
-def trainer_with(*callbacks: Any) -> Trainer:
-    return tiny_trainer(*callbacks, seed=1)
-
-
 def train(trainer: Trainer) -> None:
     """12 updates."""
     trainer.train(regression_data(12), 2, per_device_batch_size=2)
@@ -33,7 +29,7 @@ def optimizer_steps(folder: Path) -> int:
 
 @pytest.mark.parametrize("active", [1, 3, 9])
 def test_the_trace_holds_as_many_updates_as_were_asked_for(active, tmp_path):
-    train(trainer_with(ProfilerCallback(tmp_path / "new" / "folder", wait=2, warmup=1, active=active)))
+    train(tiny_trainer(ProfilerCallback(tmp_path / "new" / "folder", wait=2, warmup=1, active=active), seed=1))
     assert optimizer_steps(tmp_path / "new" / "folder") == active
 
 
@@ -44,7 +40,7 @@ def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(err
             if trainer.run_state.updates == 5:
                 raise error
 
-    trainer = trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise())
+    trainer = tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise(), seed=1)
     with contextlib.suppress(RuntimeError):
         train(trainer)
     assert not torch._C._autograd._profiler_enabled()
@@ -53,7 +49,7 @@ def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(err
 
 @pytest.mark.gpu
 def test_work_on_the_gpu_is_in_the_table(tmp_path):
-    train(trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2)))
+    train(tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2), seed=1))
     assert "Self CUDA" in (tmp_path / "table_rank_0.txt").read_text()
 
 

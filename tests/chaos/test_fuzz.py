@@ -23,10 +23,6 @@ DATA = regression_data(10)
 EVALUATED = regression_data(4)
 
 
-def new_trainer(*callbacks: Any) -> Trainer:
-    return tiny_trainer(*callbacks, seed=1)
-
-
 class Interrupted(Exception):
     """What user code raised."""
 
@@ -54,7 +50,7 @@ class Life(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.trainer = new_trainer()
+        self.trainer = tiny_trainer(seed=1)
         self.callbacks = 0
         self.saved = False
 
