@@ -30,7 +30,6 @@ import runpy
 if __name__ == "__main__":
     runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
 """
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # One of each kind: `python -m benchmarks --quick --no-peers` runs them all, in some minutes.
 CASES = list(some(("step", "checkpoint"), ("step", "epoch", "checkpoint", "ddp")))
 

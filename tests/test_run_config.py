@@ -7,18 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.run_config import TrainerRunConfig
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(10)
 
 
 def config_of(train: Any = DATA, *args: Any, **kwargs: Any) -> TrainerRunConfig:
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=7)
+    trainer = tiny_trainer(seed=7)
     trainer.train(train, *args, **kwargs)
     assert trainer.run_config is not None
     return trainer.run_config
@@ -69,7 +67,7 @@ def test_fields_are_read_by_name_and_cannot_be_set():
     ],
 )
 def test_epochs_and_updates_are_those_that_will_be(arguments: dict[str, Any], expected: tuple[int, int, int]):
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+    trainer = tiny_trainer()
     trainer.train(DATA, per_device_batch_size=3, **arguments)
     config = trainer.run_config
     assert (config.num_epochs, config.num_update_steps_per_epoch, config.max_num_train_steps) == expected
@@ -95,7 +93,7 @@ def test_batch_sizes_are_those_of_loaders_that_are_given():
 
 
 def test_after_evaluate_alone_the_fields_about_training_are_none():
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=())
+    trainer = tiny_trainer()
     trainer.evaluate(DATA, per_device_batch_size=4)
     config = trainer.run_config
     known = {name for name, value in config.to_dict().items() if value is not None}

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, LogMetricsCallback, TrainerCallback
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 
 
 def words_of(text: str) -> list[str]:
@@ -45,7 +44,7 @@ class _Watcher(TrainerCallback):
 
 def make(kind: type[Trainer] = Trainer) -> Trainer:
     callbacks = [_Watcher(), LogMetricsCallback(), EarlyStoppingCallback()]
-    return kind(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+    return tiny_trainer(*callbacks, base=kind, seed=1)
 
 
 def names_of(kind: str) -> list[str]:

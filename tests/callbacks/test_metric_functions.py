@@ -20,6 +20,7 @@ from pytorch_accelerated.errors import (
     HookOutputError,
 )
 from pytorch_accelerated.trainer import Trainer
+from tests.chaos.size import some
 from tests.support.processes import run_script
 
 
@@ -72,8 +73,8 @@ class Remembering:
 def check_functions_see_each_row_once_in_order() -> None:
     """Also where ranks have different numbers of rows, or none."""
     inputs, targets = wine()
-    for size in (1, 2, 3, 67):
-        for batch_size in (1, 4):
+    for size in some((1, 67), (1, 2, 3, 67)):
+        for batch_size in some((4,), (1, 4)):
             seen = Remembering()
             trainer = make_trainer(MetricsCallback({"rows": seen, "f1": macro_f1}, predictions="argmax"))
             metrics = trainer.evaluate((inputs[:size], targets[:size]), per_device_batch_size=batch_size)

@@ -28,10 +28,6 @@ class Loss(CountsMoves):
         return nn.functional.mse_loss(outputs, targets)
 
 
-class Model(CountsMoves, nn.Linear):
-    pass
-
-
 def test_modules_of_the_trainer_are_moved_at_the_start_of_every_kind_of_run():
     data = regression_data(8)
     model = tiny_model()

@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
-from tests.support.reference import regression_data, sgd, tiny_model
-
-
-def trainer_with(*callbacks: Any) -> Trainer:
-    model = tiny_model()
-    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
+from tests.support.reference import regression_data, tiny_trainer
 
 
 def train(trainer: Trainer) -> None:
@@ -35,7 +29,7 @@ def optimizer_steps(folder: Path) -> int:
 
 @pytest.mark.parametrize("active", [1, 3, 9])
 def test_the_trace_holds_as_many_updates_as_were_asked_for(active, tmp_path):
-    train(trainer_with(ProfilerCallback(tmp_path / "new" / "folder", wait=2, warmup=1, active=active)))
+    train(tiny_trainer(ProfilerCallback(tmp_path / "new" / "folder", wait=2, warmup=1, active=active), seed=1))
     assert optimizer_steps(tmp_path / "new" / "folder") == active
 
 
@@ -46,7 +40,7 @@ def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(err
             if trainer.run_state.updates == 5:
                 raise error
 
-    trainer = trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise())
+    trainer = tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise(), seed=1)
     with contextlib.suppress(RuntimeError):
         train(trainer)
     assert not torch._C._autograd._profiler_enabled()
@@ -55,20 +49,18 @@ def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(err
 
 @pytest.mark.gpu
 def test_work_on_the_gpu_is_in_the_table(tmp_path):
-    train(trainer_with(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2)))
+    train(tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2), seed=1))
     assert "Self CUDA" in (tmp_path / "table_rank_0.txt").read_text()
 
 
 ON_RANKS = """
 import sys
 import torch
-from torch import nn
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback
-from pytorch_accelerated.trainer import Trainer
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 profiler = ProfilerCallback(sys.argv[1], wait=1, warmup=1, active=2)
-Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[profiler]).train(regression_data(40), 1)
+tiny_trainer(profiler).train(regression_data(40), 1)
 torch.distributed.destroy_process_group()
 """
 

@@ -294,36 +294,23 @@ def test_a_state_that_cannot_be_deleted_brings_a_warning_and_the_run_continues(m
     assert len(caught) == 2
 
 
-class Clock:
-    """Time passes where the test says so."""
+class Clock(TrainerCallback):
+    """A clock on which each update takes 20 seconds."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
         return self.seconds
 
-
-class Tick(TrainerCallback):
-    """Lets seconds pass during each update, from the one that follows so many."""
-
-    def __init__(self, clock: Clock, seconds: float, after: int) -> None:
-        self.clock, self.seconds, self.after = clock, seconds, after
-
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates >= self.after:
-            self.clock.seconds += self.seconds
-
-
-def timed(minutes: float, *, seconds_per_update: float, after: int = 0) -> list[TrainerCallback]:
-    class Timed(SaveTrainingStateCallback):
-        _clock = clock = Clock()
-
-    return [Tick(Timed.clock, seconds_per_update, after), Timed(save_every_n_minutes=minutes, save_at_end=False)]
+        self.seconds += 20
 
 
 def test_states_are_saved_by_the_clock() -> None:
-    fit(a_trainer(*timed(1, seconds_per_update=20)))
+    class Timed(SaveTrainingStateCallback):
+        _clock = clock = Clock()
+
+    fit(a_trainer(Timed.clock, Timed(save_every_n_minutes=1, save_at_end=False)))
     # The clock starts with the first update, at its end.
     assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
 

@@ -17,14 +17,10 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import CheckpointError
 from tests.chaos.record import record
 from tests.chaos.size import size
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(10)
 EVALUATED = regression_data(4)
-
-
-def new_trainer(*callbacks: Any) -> Trainer:
-    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
 
 
 class Interrupted(Exception):
@@ -54,7 +50,7 @@ class Life(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.trainer = new_trainer()
+        self.trainer = tiny_trainer(seed=1)
         self.callbacks = 0
         self.saved = False
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
@@ -19,7 +18,7 @@ from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 from tests.support.processes import run_on_ranks
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(24)
 
@@ -49,7 +48,7 @@ def writer() -> Iterator[BackgroundWriter]:
 
 def trained(folder: Path, *callbacks: Any, background: bool, **saving: Any) -> Trainer:
     saver = SaveTrainingStateCallback(folder, background=background, **saving)
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver, *callbacks], seed=3)
+    trainer = tiny_trainer(saver, *callbacks, seed=3)
     trainer.train(DATA, 2, per_device_batch_size=4)
     return trainer
 
@@ -159,19 +158,17 @@ def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path, monk
 ON_RANKS = """
 import sys
 from pathlib import Path
-from torch import nn
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 folder = Path(sys.argv[1])
 
 def trained(name):
     saver = SaveTrainingStateCallback(folder / name, save_every_n_steps=2, background=True)
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver], seed=3)
+    trainer = tiny_trainer(saver, seed=3)
     assert trainer._ranks.count == 2
     trainer.train(regression_data(24), 2, per_device_batch_size=4)
     return trainer

@@ -107,16 +107,6 @@ def test_a_second_death_on_the_way_back_loses_nothing_either(tmp_path, monkeypat
         assert set(versions) <= {versions[0], 3}
 
 
-@pytest.mark.parametrize("how", DEATHS)
-def test_a_death_during_the_first_save_leaves_nothing_or_the_state(how, tmp_path):
-    versions = []
-    for number in range(count_operations(lambda: save(tmp_path / "whole" / "state", 1))):
-        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
-            save(tmp_path / str(number) / "state", 1)
-        versions.append(version_found(tmp_path / str(number)))
-    assert set(versions) == {None, 1}
-
-
 @pytest.mark.parametrize("how", ["death before", "death after"])
 def test_a_death_while_deleting_leaves_the_whole_state_or_none(how, tmp_path, monkeypatch):
     save(tmp_path / "whole" / "old", 1)

@@ -152,6 +152,11 @@ def link(folder: Path, file: str) -> None:
     (folder / file).symlink_to(folder.parent / file)
 
 
+def into_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def pipe(folder: Path, file: str) -> None:
     (folder / file).unlink()
     os.mkfifo(folder / file)
@@ -185,6 +190,7 @@ UNSIGNED: dict[str, Callable[[Path], Any]] = {
     "a future format": lambda folder: sign(folder, format=2),
     "a part that is not listed": lambda folder: sign(folder, files=[]),
     "a file that is a link": lambda folder: link(folder, "model.safetensors"),
+    "a file that is a folder": lambda folder: into_folder(folder / "model.json"),
     "a file that is a pipe": lambda folder: pipe(folder, "run.json"),
     "a manifest that is a pipe": lambda folder: pipe(folder, "manifest.json"),
 }

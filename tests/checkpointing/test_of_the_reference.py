@@ -80,19 +80,6 @@ def test_a_checkpoint_of_a_scheduler_without_a_counter_loads_with_a_warning(tmp_
     assert trainer.scheduler.get_current_step() == 4
 
 
-def test_a_checkpoint_loads_outside_of_a_run_with_default_arguments(tmp_path: Path) -> None:
-    source = a_trainer()
-    checkpoint = {
-        "model_state_dict": source.model.state_dict(),
-        "optimizer_state_dict": source.optimizer.state_dict(),
-        "scheduler_state_dict": COSINE,
-    }
-    torch.save(checkpoint, tmp_path / "model.pt")
-    trainer = a_trainer(seed=1)
-    assert trainer.load_checkpoint(tmp_path / "model.pt").keys() == checkpoint.keys()
-    torch.testing.assert_close(trainer.model.state_dict(), source.model.state_dict(), rtol=0, atol=0)
-
-
 def test_a_state_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:
     trainer = a_trainer()
     trainer.train(DATA, 2, per_device_batch_size=4, create_scheduler_fn=CREATE)

@@ -10,7 +10,6 @@ from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.verify import find_state, list_states
 from pytorch_accelerated.errors import CheckpointError
-from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 from tests.checkpointing.writing import write_state
 
@@ -27,19 +26,6 @@ def test_a_state_comes_back_with_its_facts(tmp_path):
     found_facts, found = read_state(tmp_path / "state")
     assert_same_state(found_facts, facts)
     assert_same_state(found, STATE)
-
-
-def test_only_the_state_is_left_in_the_folder(tmp_path):
-    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
-    write_state(tmp_path / "deep" / "er" / "state", {}, STATE)
-    assert entries_of(tmp_path / "deep" / "er") == {"state"}
-    assert entries_of(tmp_path / "deep" / "er" / "state") == {
-        "manifest.json",
-        "model.json",
-        "model.safetensors",
-        "run.json",
-        "run.safetensors",
-    }
 
 
 def test_only_the_parts_asked_for_are_read(tmp_path):
@@ -101,14 +87,3 @@ def test_a_file_that_the_publishing_rank_cannot_see_is_an_error(tmp_path):
     staged.abort()
     staged.abort()
     assert entries_of(tmp_path) == set()
-
-
-def test_files_are_flushed_before_the_manifest_and_the_manifest_before_the_name(tmp_path):
-    with FaultyDisk().installed() as recorded:
-        write_state(tmp_path / "state", {}, {"a": 1})
-    created, flushed = (
-        [number for number, name in enumerate(recorded.operations) if name == kind] for kind in ("create_file", "flush")
-    )
-    assert len(created) == len(flushed) == 3  # the last file is the manifest
-    assert flushed[1] < created[2] < flushed[2]
-    assert recorded.operations[flushed[2] + 1 :] == ["flush_folder", "move", "flush_folder"]

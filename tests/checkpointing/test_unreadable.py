@@ -7,19 +7,13 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from torch import nn
 
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.huggingface import TrainerState, get_last_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.support.processes import run_forked
-from tests.support.reference import regression_data, sgd, tiny_model
-
-
-def new_trainer() -> Trainer:
-    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=3)
+from tests.support.reference import regression_data, tiny_trainer
 
 
 def loop(place: Path) -> Path:
@@ -39,13 +33,13 @@ ODD: dict[str, Callable[[Path], Path]] = {
     "a name that is too long": lambda place: place / ("x" * 300),
 }
 USES: dict[str, Callable[[Path], Any]] = {
-    "resume": lambda path: new_trainer().train(regression_data(6), 1, resume_from=path),
-    "load_training_state": lambda path: new_trainer().load_training_state(path),
-    "load_checkpoint": lambda path: new_trainer().load_checkpoint(path),
-    "save_checkpoint": lambda path: new_trainer().save_checkpoint(path),
-    "save_training_state": lambda path: new_trainer().save_training_state(path),
+    "resume": lambda path: tiny_trainer().train(regression_data(6), 1, resume_from=path),
+    "load_training_state": lambda path: tiny_trainer().load_training_state(path),
+    "load_checkpoint": lambda path: tiny_trainer().load_checkpoint(path),
+    "save_checkpoint": lambda path: tiny_trainer().save_checkpoint(path),
+    "save_training_state": lambda path: tiny_trainer().save_training_state(path),
     "stored predictions": StoredPredictions,
-    "predict": lambda path: new_trainer().predict(regression_data(3), output_path=path),
+    "predict": lambda path: tiny_trainer().predict(regression_data(3), output_path=path),
     "get_last_checkpoint": get_last_checkpoint,
 }
 
@@ -58,7 +52,7 @@ def test_a_path_that_leads_nowhere_is_an_error_of_ours(odd: str, use: str, tmp_p
 
 
 def test_a_missing_folder_is_not_an_error(tmp_path: Path) -> None:
-    trainer = new_trainer()
+    trainer = tiny_trainer()
     trainer.train(regression_data(6), 1, resume_from=tmp_path / "none" / "there")
     assert trainer.run_state.updates > 0
     assert get_last_checkpoint(tmp_path / "none") is None
@@ -68,7 +62,7 @@ def test_json_that_is_nested_very_deeply_is_an_error_of_ours(tmp_path: Path) -> 
     (tmp_path / "trainer_state.json").write_text("[" * 200_000)
     with pytest.raises(InvalidCheckpointError):
         TrainerState.load_from_json(tmp_path / "trainer_state.json")
-    new_trainer().save_training_state(tmp_path / "state")
+    tiny_trainer().save_training_state(tmp_path / "state")
     for file in sorted((tmp_path / "state").glob("*.json")):
         content = file.read_bytes()
         file.write_text('{"a":' * 200_000)
@@ -83,40 +77,33 @@ import os, sys, tempfile, warnings
 from pathlib import Path
 
 import torch
-from torch import nn
-
-from pytorch_accelerated import Trainer
 from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.huggingface.checkpoints.saving import find_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions
 from tests.huggingface.runs import make_trainer
-from tests.support.reference import regression_data, sgd, tiny_model
-
-
-def new_trainer():
-    return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=(), seed=3)
+from tests.support.reference import regression_data, tiny_trainer
 
 
 # Another place than pytest's, which other users cannot reach.
 with tempfile.TemporaryDirectory() as name:
     place = Path(name)
     place.chmod(0o755)
-    trainer = new_trainer()
+    trainer = tiny_trainer()
     trainer.train(regression_data(6), 1)
     for state in ("old/step_1", "old/step_2", "new/step_1"):
         trainer.save_training_state(place / state)
     trainer.save_checkpoint(place / "new" / "model.pt")
     trainer.predict(regression_data(3), output_path=place / "predictions")
     make_trainer(place / "out", max_steps=2, save_strategy="steps", save_steps=1).train()
-    new_trainer().train(regression_data(6), 1, resume_from=place / "old")  # all that is imported late is there now
+    tiny_trainer().train(regression_data(6), 1, resume_from=place / "old")  # all that is imported late is there now
     cases = {
         "a state": (place / "new/step_1", lambda: find_state(place / "new")),
-        "a run": (place / "new/step_1", lambda: new_trainer().train(regression_data(6), 1, resume_from=place / "new")),
+        "a run": (place / "new/step_1", lambda: tiny_trainer().train(regression_data(6), 1, resume_from=place / "new")),
         "a manifest": (place / "new/step_1/manifest.json", lambda: find_state(place / "new")),
         "the folder": (place / "new", lambda: find_state(place / "new")),
         "a parent of nothing": (place / "new", lambda: find_state(place / "new" / "none")),
-        "a file": (place / "new/model.pt", lambda: new_trainer().load_checkpoint(place / "new/model.pt")),
+        "a file": (place / "new/model.pt", lambda: tiny_trainer().load_checkpoint(place / "new/model.pt")),
         "predictions": (place / "predictions", lambda: StoredPredictions(place / "predictions")),
         "checkpoints": (place / "out", lambda: find_checkpoint(None, place / "out")),
         "saving a state": (place / "new", lambda: trainer.save_training_state(place / "new" / "other")),

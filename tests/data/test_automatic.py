@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import multiprocessing
 import os
 import random
@@ -90,6 +91,11 @@ def batches_of(loader: PlannedLoader) -> Iterator[Any]:
     return (batch.tolist() for batch in loader)
 
 
+def first_half_of(loader: PlannedLoader) -> list[Any]:
+    """Within which slow rows have workers, where these are any use."""
+    return list(itertools.islice(batches_of(loader), SIZE // BATCH // 2))
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[list[Any]]:
     """The batches of two epochs, made in this process."""
@@ -147,9 +153,9 @@ def test_what_workers_do_not_deliver_is_made_here(
     monkeypatch.setattr(automatic, "_PATIENCE", 0.3)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch asks them to end
     loader, said = loader_of(dataset)
-    for epoch in range(2):
-        loader.set_epoch(epoch)
-        assert list(batches_of(loader)) == expected[epoch]
+    assert list(batches_of(loader)) == expected[0]
+    loader.set_epoch(1)
+    assert first_half_of(loader) == expected[1][: SIZE // BATCH // 2]
     assert loader.num_workers == 0
     assert len(said) == 2
     assert "this process reads it from now on" in said[1]
@@ -183,9 +189,9 @@ def test_workers_that_gain_nothing_are_stopped(tmp_path: Path, expected: list[li
                 return super().__getitem__(index)
 
     loader, said = loader_of(OneAtATime())
-    for epoch in range(2):
-        loader.set_epoch(epoch)
-        assert list(batches_of(loader)) == expected[epoch]
+    assert list(batches_of(loader)) == expected[0]
+    loader.set_epoch(1)
+    assert first_half_of(loader) == expected[1][: SIZE // BATCH // 2]
     assert "without: this process reads it from now on" in said[-1]
     assert loader.num_workers == 0
 
@@ -240,7 +246,7 @@ def test_datasets_that_copies_of_this_process_must_not_read_stay_here(make: Any)
     dataset = make()
     loader, said = loader_of(dataset)
     with contextlib.closing(dataset):
-        list(loader)
+        first_half_of(loader)
     assert loader.num_workers == 0
     assert said == []
 
@@ -280,7 +286,7 @@ def test_no_workers_start_where_processes_are_not_forked(
         monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "fork"])
     try:
         loader, said = loader_of(Local())
-        assert list(batches_of(loader)) == expected[0]
+        assert first_half_of(loader) == expected[0][: SIZE // BATCH // 2]
         assert loader.num_workers == 0
         assert said == []
         assert multiprocessing.get_start_method(allow_none=True) == (default if is_set else None)

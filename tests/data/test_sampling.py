@@ -14,7 +14,6 @@ from pytorch_accelerated.data.sampling import (
     BatchListPlan,
     TrainingPlan,
     Window,
-    deal,
     epoch_order,
     evaluation_rounds,
 )
@@ -58,15 +57,6 @@ def assert_well_formed(windows: Iterable[Window], *, ranks: int) -> None:
                 )
 
 
-@given(total=st.integers(0, 200), cells=st.integers(1, 30))
-def test_dealing_is_complete_and_even_with_the_larger_shares_first(total: int, cells: int) -> None:
-    shares = deal(total, cells)
-    assert len(shares) == cells
-    assert sum(shares) == total
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] - shares[-1] <= 1
-
-
 # ------------------------------------------------------------------------------------------------------------- training
 
 
@@ -79,13 +69,6 @@ def test_an_epoch_uses_each_sample_once_in_order(plan: TrainingPlan) -> None:
         assert plan.samples_used == plan.size
     else:
         assert plan.size - plan.samples_used < plan.batch_size * plan.ranks
-
-
-@given(plan=training_plans)
-def test_every_rank_has_the_announced_number_of_batches_and_updates(plan: TrainingPlan) -> None:
-    windows = list(plan.windows())
-    assert len(windows) == -(-plan.num_batches // plan.accumulation_steps)
-    assert sum(len(window.rounds) for window in windows) == plan.num_batches
 
 
 @given(plan=training_plans)

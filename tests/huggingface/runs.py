@@ -82,6 +82,25 @@ class Tokens(Regression):
         return errors.sum() / kwargs.get("num_items_in_batch", counts.sum()), outputs
 
 
+class Lengths(nn.Module):
+    """Outputs as long as the longest row of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        return {"loss": (x * self.weight - labels).abs().mean(), "logits": x * self.weight, "ids": labels.long()}
+
+
+def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A collator of rows of any length."""
+    return {
+        name: nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True, padding_value=-100)
+        for name in rows[0]
+    }
+
+
 class OwnParts(Trainer):
     """A trainer whose loss has a parameter of its own, and which learns from a slow copy of its model."""
 
@@ -182,6 +201,22 @@ def make_trainer(
     trainer = kind(args=make_arguments(folder, **arguments), callbacks=list(callbacks), **given)
     trainer.callback_handler.callbacks.pop()  # which prints the logs
     return trainer
+
+
+def noisy_trainer(folder: Path, *callbacks: Any, parts: dict[str, Any] | None = None, **arguments: Any) -> Trainer:
+    """A trainer on noisy rows in random order, with dropout, accumulation, and evaluations of every second update."""
+    return make_trainer(
+        folder,
+        *callbacks,
+        parts={"train_dataset": NoisyRows(11), "model": Regression(dropout=0.4), **(parts or {})},
+        **{
+            "train_sampling_strategy": "random",
+            "gradient_accumulation_steps": 2,
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            **arguments,
+        },
+    )
 
 
 def losses(trainer: Trainer) -> list[float]:

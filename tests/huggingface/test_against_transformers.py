@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, Stream, make_arguments, without_speed
+from tests.huggingface.runs import Recorder, Regression, Rows, Stream, make_arguments, without_speed
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_llama
 
 transformers = pytest.importorskip("transformers")
@@ -157,22 +157,6 @@ def test_streams_and_stops_are_the_same(name: str, tmp_path: Path) -> None:
     assert ours == theirs
     assert [each.state.global_step for each in runs] == [steps, steps]
     torch.testing.assert_close(runs[0].model.state_dict(), runs[1].model.state_dict(), rtol=0, atol=0)
-
-
-def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
-    every_two: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    arguments = {"gradient_accumulation_steps": 2, **every_two}
-    histories = {}
-    for library in ("ours", "theirs"):
-        run(library, tmp_path / library, StopAt(4), **arguments)
-        resumed = run(library, tmp_path / library, resume=True, **arguments)
-        histories[library] = resumed.state.log_history
-        assert resumed.state.global_step == 6
-    ours, theirs = histories["ours"], histories["theirs"]
-    assert_same_history(ours[:-1], theirs[:-1])
-    assert list(ours[-1]) == list(theirs[-1])
-    whole = run("theirs", tmp_path / "whole", **arguments)
-    assert_same_history(ours[:-1], whole.state.log_history[:-1])
 
 
 def test_evaluation_and_prediction_are_the_same(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from scripts import huggingface_pages as pages
 from tests.huggingface.runs import Regression, Rows
 
-RANKS = Path(__file__).parents[1] / "ranks"
 ALL = arguments_of(TrainingArguments)
 SUPPORTED = {name: one for name, one in ALL.items() if not one.why_unsupported}
 UNSUPPORTED = {name: one for name, one in ALL.items() if one.why_unsupported}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.huggingface import EvalPrediction, PredictionOutput, Trainer
-from tests.huggingface.runs import Regression, Rows, make_trainer
+from tests.huggingface.runs import Lengths, Regression, Rows, make_trainer, padded
 from tests.huggingface.test_against_transformers import run
 from tests.support import batch_shapes
 from tests.support.reference import SINGLE, TOLERANCE, assert_same_numbers
@@ -151,24 +151,6 @@ def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
     np.testing.assert_array_equal(labels, Rows(3).labels.numpy())
     np.testing.assert_array_equal(weights, [[0.0], [1.0], [2.0]])
     assert make_trainer(tmp_path, label_names=["x"]).label_names == ["x"]
-
-
-class Lengths(nn.Module):
-    """Outputs as long as the longest row of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        return {"loss": (x * self.weight - labels).abs().mean(), "logits": x * self.weight, "ids": labels.long()}
-
-
-def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True, padding_value=-100)
-        for name in rows[0]
-    }
 
 
 def test_rows_of_differing_length_are_padded(tmp_path: Path) -> None:

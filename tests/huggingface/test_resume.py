@@ -25,6 +25,7 @@ from tests.huggingface.runs import (
     Stream,
     losses,
     make_trainer,
+    noisy_trainer,
     without_native_parts,
     without_speed,
 )
@@ -33,22 +34,7 @@ from tests.support.resuming import assert_same
 
 def run(folder: Path, *callbacks: Any, resume: Any = None, process_seed: int = 0, **arguments: Any) -> Trainer:
     """Three epochs of noisy rows in random order, with dropout; evaluations, and logs of several steps."""
-    parts = {"train_dataset": NoisyRows(11), "model": Regression(dropout=0.4), **arguments.pop("parts", {})}
-    trainer = make_trainer(
-        folder,
-        *callbacks,
-        parts=parts,
-        **{
-            "train_sampling_strategy": "random",
-            "num_train_epochs": 3,
-            "gradient_accumulation_steps": 2,
-            "logging_steps": 1,
-            "eval_strategy": "steps",
-            "eval_steps": 2,
-            "metric_for_best_model": "loss",
-            **arguments,
-        },
-    )
+    trainer = noisy_trainer(folder, *callbacks, **{"num_train_epochs": 3, "metric_for_best_model": "loss", **arguments})
     if resume is not None:
         # What the process did before must not matter.
         torch.manual_seed(process_seed)

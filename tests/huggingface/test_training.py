@@ -16,37 +16,8 @@ from pytorch_accelerated.huggingface.trainer_utils import MemoryMeter, enable_fu
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 
 
-def bare_loop(batches: list[list[int]], *, lr: float = 0.1, steps: int | None = None) -> tuple[nn.Module, list[float]]:
-    """SGD by hand on groups of rows, one update each, with a linear schedule and clipping at 1."""
-    model, rows = Regression(), Rows(10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    total = len(batches) if steps is None else steps
-    seen = []
-    for step, group in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = lr * (total - step) / total
-        loss, _ = model(rows.x[group], rows.labels[group])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append(loss.item())
-    return model, seen
-
-
 def groups(size: int, epochs: int = 1, rows: int = 10) -> list[list[int]]:
     return [list(range(start, min(start + size, rows))) for _ in range(epochs) for start in range(0, rows, size)]
-
-
-@pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (1, 3)])
-def test_a_run_equals_a_hand_written_loop(batch: int, accumulation: int, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, optim="sgd"
-    )
-    output = trainer.train()
-    model, expected = bare_loop(groups(batch * accumulation, epochs=2))
-    assert losses(trainer) == pytest.approx(expected, rel=1e-5)
-    assert output.training_loss == pytest.approx(sum(expected) / len(expected), rel=1e-5)
-    torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_stream_that_is_used_up_ends_the_run_with_a_warning(tmp_path: Path) -> None:

@@ -140,12 +140,6 @@ def test_a_collate_function_makes_the_batches() -> None:
     assert_same_numbers(trainer.predict(words, 2), expected)
 
 
-@pytest.mark.parametrize("empty", [INPUTS[:0], [], Items([]), TensorDataset(INPUTS[:0]), StreamOf([])], ids=type)
-def test_no_data_gives_no_rows(empty: Any, tmp_path: Path) -> None:
-    assert trainer_of().predict(empty).shape == (0,)
-    assert len(trainer_of().predict(empty, output_path=tmp_path / "none")) == 0
-
-
 # -------------------------------------------------------------------------------------------------------- structures
 
 
@@ -297,30 +291,6 @@ def test_layers_are_in_evaluation_mode_and_afterwards_as_they_were() -> None:
     assert [module.training for module in model.modules()] == [True, False, True, True]
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
     assert trainer.model is model
-
-
-def test_predicting_within_a_run_changes_nothing_of_it() -> None:
-    class Predicts(TrainerCallback):
-        def __init__(self) -> None:
-            self.was_training: set[bool] = set()
-
-        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            expected = outputs_of(trainer.get_model())
-            assert_same_numbers(trainer.predict(INPUTS, 2), expected)
-            self.was_training.add(trainer.model.training)
-
-        on_eval_step_end = on_train_epoch_end = on_training_run_start = on_training_run_end = on_train_step_end
-
-    def train(*callbacks: Any) -> tuple[dict[str, Any], list[float]]:
-        trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1)
-        history = trainer.train((INPUTS, TARGETS), 2, (INPUTS, TARGETS), 4, gradient_accumulation_steps=2)
-        return model.state_dict(), [*history.get_metric_values("eval_loss_epoch")]
-
-    weights, losses = train()
-    again, losses_again = train(predicts := Predicts())
-    assert losses_again == losses
-    assert all(torch.equal(again[name], weights[name]) for name in weights)
-    assert predicts.was_training == {True, False}
 
 
 def test_a_stop_in_the_middle_gives_no_half_of_the_predictions(tmp_path: Path) -> None:

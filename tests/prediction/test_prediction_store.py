@@ -289,14 +289,6 @@ def test_files_are_plain_safetensors_and_json(ranks: Ranks, tmp_path: Path) -> N
     assert_same(order, {"pieces": torch.tensor([[0, 0, 0, 4]])})
 
 
-def test_an_aborted_pass_leaves_nothing(ranks: Ranks, tmp_path: Path) -> None:
-    writer = StoredPredictionsWriter(ranks, tmp_path / "predictions", block_bytes=1)
-    writer.add(0, predictions_of(0, 5))
-    assert list(tmp_path.rglob("*.safetensors"))
-    writer.abort()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("operation", ["write", "flush", "move"])
 def test_a_failing_disk_is_reported_and_leaves_nothing(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str

@@ -204,6 +204,3 @@ def test_a_table_never_overflows_the_screen_and_keeps_its_columns_aligned(column
         if rule.startswith("-----"):
             starts = [i for i, mark in enumerate(rule) if mark == " "]
             assert all(below[i : i + 1] in ("", " ") for i in starts)
-
-
-# Notebooks

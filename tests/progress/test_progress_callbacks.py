@@ -32,7 +32,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.progress.bars import BarDisplay
 from pytorch_accelerated.progress.text import format_number
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_forked, run_on_ranks
+from tests.support.processes import run_forked
 from tests.support.terminal import Terminal, in_a_terminal
 
 SCREEN = (PrintProgressCallback, ProgressBarCallback, LogMetricsCallback)
@@ -134,47 +134,6 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
         f"  log              {log}",
         f"Loaded the weights of epoch 2 (score 0.7500) from {model}",
     ]
-
-
-class Recorder(LogMetricsCallback):
-    """A logger as users write them: without `super().__init__()`, and with nothing but `log_metrics`."""
-
-    def __init__(self, name: str = "recorder") -> None:
-        self.name = name
-        self.logged: list[dict[str, float]] = []
-
-    @property
-    def state_key(self) -> str:
-        return self.name
-
-    def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        self.logged.append(metrics)
-
-
-class Measuring(Trainer):
-    """Records a metric of its own at the end of each training epoch and each evaluation."""
-
-    def train_epoch_end(self) -> None:
-        self.run_history.update_metric("train_accuracy", torch.tensor(0.5))  # type: ignore[arg-type]
-        self.run_history.update_metric("gradient_noise", 2)
-
-    def eval_epoch_end(self) -> None:
-        self.run_history.update_metric("accuracy", 0.75)
-
-
-def test_a_logger_gets_each_value_once_and_at_its_time(capsys):
-    first, second = Recorder("first"), Recorder("second")
-    trainer = make_trainer(first, second, trainer_class=Measuring)
-    history = trainer.train(rows(8), num_epochs=2, eval_dataset=rows(4))
-    for recorder in (first, second):
-        assert [set(metrics) for metrics in recorder.logged] == [
-            {"train_loss_epoch", "train_accuracy"},
-            {"eval_loss_epoch", "accuracy", "gradient_noise"},
-        ] * 2
-        assert all(type(value) is float for metrics in recorder.logged for value in metrics.values())
-    losses = [metrics["train_loss_epoch"] for metrics in first.logged[::2]]
-    assert losses == history.get_metric_values("train_loss_epoch")
-    assert capsys.readouterr().out == ""  # its `log_metrics` is overridden
 
 
 @pytest.mark.parametrize(
@@ -319,29 +278,6 @@ def test_a_resumed_run_continues_its_bar_and_its_table(tmp_path):
     seen = [step for step, _ in itertools.groupby(drawn)]
     assert seen == [("epoch 2/3", "3/4"), ("epoch 2/3", "4/4"), *[("epoch 3/3", f"{n}/4") for n in (1, 2, 3, 4)]]
     assert [line.split()[0] for line in left] == ["Resuming", "epoch", "-----", "2", "3"]
-
-
-TWO_PROCESSES = """
-import torch
-from torch.utils.data import TensorDataset
-from pytorch_accelerated import Trainer
-
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(12, 2), torch.randn(12, 1))
-model = torch.nn.Linear(2, 1)
-trainer = Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01), seed=7)
-trainer.train(data, num_epochs=1, eval_dataset=data, per_device_batch_size=2)
-trainer.evaluate(data, per_device_batch_size=2)
-"""
-
-
-@pytest.mark.processes
-def test_of_two_processes_only_the_first_prints():
-    first, second = run_on_ranks(TWO_PROCESSES, 2).stdout_of_ranks
-    words = [line.split()[0] for line in first.splitlines()]
-    assert words == ["Training", "epoch", "-----", "1", "Finished", "Best", "Evaluating", "evaluation_loss"]
-    assert "3 updates, 4 samples each (2 x 2 processes), on 2 processes (cpu)" in first
-    assert second == ""
 
 
 def test_warnings_of_this_library_stand_above_the_bars(every_refresh: None) -> None:

@@ -15,14 +15,15 @@ import torch
 from pytorch_accelerated.huggingface import EvalPrediction, Trainer, TrainerCallback
 from tests.huggingface.runs import (
     AnyKeyword,
-    NoisyRows,
-    Regression,
+    Lengths,
     Rows,
     StopAt,
     Stream,
     Tokens,
     everything,
     make_trainer,
+    noisy_trainer,
+    padded,
     without_speed,
 )
 from tests.support.resuming import assert_same
@@ -34,22 +35,6 @@ folder = Path(sys.argv[1])
 def metrics(prediction: EvalPrediction) -> dict[str, float]:
     errors = np.abs(np.asarray(prediction.predictions) - np.asarray(prediction.label_ids))
     return {"mae": errors.mean(), "rows": len(errors)}
-
-
-def padded_model() -> Any:
-    class Lengths(Regression):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-            assert labels is not None
-            return {"loss": (x - labels).abs().mean() + 0 * self.linear.bias.sum(), "logits": x.clone(), "text": None}
-
-    return Lengths()
-
-
-def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True, padding_value=-100)
-        for name in rows[0]
-    }
 
 
 exact: dict[str, Any] = {}
@@ -79,9 +64,9 @@ ragged = [
     {"x": torch.full((length,), float(index)), "labels": torch.ones(length)} for index, length in enumerate(lengths)
 ]
 trainer = make_trainer(
-    folder / "ragged", parts={"model": padded_model(), "data_collator": collate}, per_device_eval_batch_size=2
+    folder / "ragged", parts={"model": Lengths(), "data_collator": padded}, per_device_eval_batch_size=2
 )
-exact["ragged"] = torch.from_numpy(trainer.predict(ragged).predictions)
+exact["ragged"] = torch.from_numpy(trainer.predict(ragged).predictions[0])
 
 # Runs of the same updates: the batches of two ranks are as large as that of one together.
 with_gaps = Rows(10)
@@ -112,15 +97,7 @@ for name, (batch_size, parts, arguments) in CASES.items():
 
 # Resumed, to the bit.
 def run(name: str, *callbacks: TrainerCallback, resume: Any = None) -> Trainer:
-    trainer = make_trainer(
-        folder / f"resumed{RANKS}" / name,
-        *callbacks,
-        parts={"train_dataset": NoisyRows(11), "model": Regression(dropout=0.4)},
-        train_sampling_strategy="random",
-        gradient_accumulation_steps=2,
-        eval_strategy="steps",
-        eval_steps=2,
-    )
+    trainer = noisy_trainer(folder / f"resumed{RANKS}" / name, *callbacks)
     torch.manual_seed(7 if resume else 0)
     trainer.train(resume_from_checkpoint=resume)
     return trainer

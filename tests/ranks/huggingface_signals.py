@@ -10,7 +10,7 @@ import pytest
 
 from pytorch_accelerated.errors import SignalExit
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback
-from tests.huggingface.runs import NoisyRows, Regression, everything, make_trainer
+from tests.huggingface.runs import everything, noisy_trainer
 from tests.support.resuming import assert_same
 
 folder = Path(sys.argv[1])
@@ -35,21 +35,8 @@ class Terminate(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def prepare(name: str, *callbacks: TrainerCallback, **arguments: Any) -> Trainer:
-    return make_trainer(
-        folder / name,
-        *callbacks,
-        parts={"train_dataset": NoisyRows(11), "model": Regression(dropout=0.4)},
-        **{
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 2,
-            "train_sampling_strategy": "random",
-            "eval_strategy": "steps",
-            "eval_steps": 2,
-            "save_strategy": "steps",
-            **arguments,
-        },
-    )
+def prepare(name: str, *callbacks: TrainerCallback, save_strategy: str = "steps") -> Trainer:
+    return noisy_trainer(folder / name, *callbacks, per_device_train_batch_size=1, save_strategy=save_strategy)
 
 
 whole = prepare("whole")

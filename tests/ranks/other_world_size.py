@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from pytorch_accelerated import Trainer
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 from tests.support.resuming import SaveAndStop
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 ranks = int(os.environ.get("WORLD_SIZE", "1"))
 saver = [SaveAndStop(folder / "state", updates=7)] if mode == "save" else []
-trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=saver, seed=5)
+trainer = tiny_trainer(*saver, seed=5)
 assert trainer._ranks.count == ranks
 history = trainer.train(
     regression_data(38),
@@ -29,6 +27,6 @@ history = trainer.train(
 )
 if trainer._ranks.is_first:
     metrics = {name: list(history.get_metric_values(name)) for name in ("train_loss_epoch", "gradient_norm")}
-    print(json.dumps({"weights": model.state_dict()["0.weight"].tolist(), **metrics}))
+    print(json.dumps({"weights": trainer.model.state_dict()["0.weight"].tolist(), **metrics}))
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()

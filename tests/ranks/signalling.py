@@ -29,7 +29,7 @@ from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.chaos.size import IS_RELEASE
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.histories import state_without_times
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, sgd, tiny_model, tiny_trainer
 from tests.support.resuming import AugmentedData, digests, everything, run
 
 HOOKS_OF_PASSES = {"evaluate": "calculate_eval_batch_loss", "predict": "calculate_predict_batch_outputs"}
@@ -117,7 +117,7 @@ def train(folder: Path, *extra: TrainerCallback, **arguments: Any) -> None:
 
 
 def train_small(*callbacks: TrainerCallback, **arguments: Any) -> Trainer:
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[Report(), *callbacks], seed=3)
+    trainer = tiny_trainer(Report(), *callbacks, seed=3)
     trainer.train(regression_data(24), 2, regression_data(8), 4, **arguments)
     return trainer
 
@@ -387,7 +387,7 @@ class Count(TrainerCallback):
 
 def one_rank_in_a_pass(method: str, folder: Path) -> None:
     count = Count()
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[Report(), count])
+    trainer = tiny_trainer(Report(), count)
     at_call(Trainer, HOOKS_OF_PASSES[method], 2, send_to_second)
     try:
         getattr(trainer, method)(TensorDataset(*regression_data(4000)), 2)

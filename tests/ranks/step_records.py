@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
@@ -24,7 +23,7 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 from tests.training.test_step_records import Batches, assert_are_the_means, facts
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -42,10 +41,9 @@ class Die(TrainerCallback):
 
 
 def train(place: Path, *callbacks: Any, **arguments: Any) -> Any:
-    model = tiny_model()
     loggers = [CSVLoggerCallback(place / "log.csv"), JSONLoggerCallback(place / "log.jsonl")]
     saver = SaveTrainingStateCallback(place / "states", save_every_n_steps=7)
-    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[*callbacks, *loggers, saver], seed=3)
+    trainer = tiny_trainer(*callbacks, *loggers, saver, seed=3)
     assert trainer._ranks.count == RANKS
     data = regression_data(SIZE)
     return trainer.train(

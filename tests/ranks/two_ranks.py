@@ -17,6 +17,7 @@ from torch import nn
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from tests.support.recording import Rates
 from tests.support.reference import (
     assert_same_parameters,
     regression_data,
@@ -136,16 +137,6 @@ assert len(messages) == (0 if RANK else 1), messages
 # -------------------------------------------- the schedule is as long as a run of both that ends within an epoch
 
 
-class Rates(TrainerCallback):
-    """The learning rate of each update."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.seen.append(float(trainer.optimizer.param_groups[0]["lr"]))
-
-
 one_cycle = functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.8)
 length: Any = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 arguments: dict[str, Any] = {"create_scheduler_fn": functools.partial(one_cycle, total_steps=length)}
@@ -158,7 +149,7 @@ for _ in range(7):
     expected_rates.append(float(alone.param_groups[0]["lr"]))
     alone.step()
     scheduler.step()
-assert rates.seen == pytest.approx(expected_rates, rel=1e-12)
+assert rates.used == pytest.approx(expected_rates, rel=1e-12)
 
 
 # ---------------------------------------------------- if one stops, both stop at the same place and for the same reason

@@ -1,10 +1,7 @@
 """Runs are read back from what they have written, and compared on one page."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,16 +9,6 @@ from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallb
 from pytorch_accelerated.report.contents import data_in
 from tests.report.digits import train, trainer_with
 from tests.support.tool import run_tool
-
-
-def main(arguments: list[str]) -> Any:
-    """The exit code of ``python -m pytorch_accelerated``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["pytorch_accelerated", *arguments])
-        patch.delitem(sys.modules, "pytorch_accelerated.__main__", raising=False)  # runpy warns about a second one
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("pytorch_accelerated", run_name="__main__", alter_sys=True)
-    return ended.value.code
 
 
 @pytest.fixture

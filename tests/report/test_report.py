@@ -97,25 +97,22 @@ def test_classes_and_worst_samples_are_those_of_the_last_evaluation(tmp_path: Pa
 
 
 ON_RANKS = """
-import sys
-
-import torch
 import torch.distributed as dist
 
 from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
 from tests.report.digits import EVAL, train, trainer_with
 from tests.report.test_report import FailsOnTheLastRank, with_own_weights
 
-trainer = with_own_weights(trainer_with(ReportCallback(sys.argv[1])))
-trainer.evaluate(EVAL, per_device_batch_size=int(sys.argv[2]))
+for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
+    trainer = with_own_weights(trainer_with(ReportCallback(f"{batch_size}.html")))
+    trainer.evaluate(EVAL, per_device_batch_size=batch_size)
 assert dist.get_world_size() == 2
 for num_epochs in (2, 3):
-    states = SaveTrainingStateCallback(sys.argv[3])
-    trainer = trainer_with(ReportCallback(sys.argv[4]), states)
-    train(trainer, num_epochs, resume_from=sys.argv[3] if num_epochs == 3 else None)
+    trainer = trainer_with(ReportCallback("trained.html"), SaveTrainingStateCallback("states"))
+    train(trainer, num_epochs, resume_from="states" if num_epochs == 3 else None)
     assert trainer.run_context.ranks.count == 2
 FailsOnTheLastRank.is_last = dist.get_rank() == 1
-report = FailsOnTheLastRank(sys.argv[4] + ".failed")
+report = FailsOnTheLastRank("failed.html")
 assert 0 < trainer_with(report).evaluate(EVAL, per_device_batch_size=10)["evaluation_loss"] < 9
 dist.destroy_process_group()
 """
@@ -127,10 +124,9 @@ def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path:
     alone.evaluate(EVAL, per_device_batch_size=10)
     images, labels = EVAL.tensors
     losses_of_samples = cross_entropy(outputs_of(alone), labels, reduction="none").tolist()
-    for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
-        states, trained = tmp_path / f"states {batch_size}", tmp_path / "trained.html"
-        run_on_ranks(ON_RANKS, 2, tmp_path / "two.html", batch_size, states, trained)
-        one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / "two.html")
+    run_on_ranks(ON_RANKS, 2, cwd=tmp_path)
+    for batch_size in (7, 80):
+        one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / f"{batch_size}.html")
         assert two["environment"]["processes"] == 2
         assert two["predictions"][""]["classes"] == one["predictions"][""]["classes"]
         losses = [[row["loss"] for row in run["predictions"][""]["samples"]["rows"]] for run in (one, two)]
@@ -142,10 +138,10 @@ def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path:
             assert row["loss"] == pytest.approx(losses_of_samples[sample], rel=1e-4)
             assert row["target"] == str(labels[sample].item())
             assert row["image"] == as_data_uri(images[sample])
-        run = run_on_page(trained)
-        assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
-        assert run["steps"]["update"] == list(range(1, 16))  # 30 samples on each of two ranks
-        assert run["predictions"][""]["classes"]["total"] == 137
+    run = run_on_page(tmp_path / "trained.html")
+    assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
+    assert run["steps"]["update"] == list(range(1, 16))  # 30 samples on each of two ranks
+    assert run["predictions"][""]["classes"]["total"] == 137
 
 
 def with_own_weights(trainer: Trainer) -> Trainer:

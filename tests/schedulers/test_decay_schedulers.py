@@ -62,14 +62,6 @@ def test_edge_11_a_starting_ratio_does_not_overshoot_the_peak() -> None:
     assert max(rates(optimizer, scheduler, 11)) < 0.8
 
 
-def test_the_minimum_holds_through_the_cooldown_and_can_be_a_ratio() -> None:
-    optimizer = an_optimizer(0.8)
-    scheduler = CosineLrScheduler(optimizer, 4, 4, min_lr_ratio=0.25, num_cooldown_epochs=1)
-    used = rates(optimizer, scheduler, 16)
-    assert min(used[:12]) > 0.2
-    assert used[12:] == pytest.approx([0.2] * 4)
-
-
 def test_a_fraction_of_an_epoch_of_warmup_is_rounded_to_updates() -> None:
     optimizer = an_optimizer(1.0)
     scheduler = LinearLrScheduler(optimizer, 1, 100, num_warmup_epochs=0.1 * 3)  # a little more than 0.3

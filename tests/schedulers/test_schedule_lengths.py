@@ -11,30 +11,20 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from pytorch_accelerated.schedulers.warmup_scheduler import LinearLrScheduler
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
+from tests.support.recording import Rates
 from tests.support.reference import regression_data
 
-RANKS = Path(__file__).parents[1] / "ranks"
 EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 DATA = regression_data(20)
 PEAK = 0.8
 Factory = Callable[[Any], Any]
-
-
-class Rates(TrainerCallback):
-    """The learning rate of each update."""
-
-    def __init__(self) -> None:
-        self.used: list[float] = []
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.used.append(float(trainer.optimizer.param_groups[0]["lr"]))
 
 
 def an_optimizer(model: nn.Module | None = None) -> SGD:
@@ -135,25 +125,6 @@ def test_a_schedule_of_timm_in_epochs_steps_when_an_epoch_is_over_which_one_that
     assert used[-1] == pytest.approx(0.01)
     cut = rates_in_run(create, TrainerWithTimmScheduler, max_num_train_steps=12)
     assert cut == [*used[:12], used[11]]
-
-
-def test_a_resumed_run_has_the_same_schedule(tmp_path: Path) -> None:
-    class Stop(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == 4:
-                raise StopTrainingError("the test wants it")
-
-    create, _ = OF_RUN["cosine"]
-    whole = rates_in_run(create, max_num_train_steps=8)
-    first = rates_in_run(create, Trainer, Stop(), SaveTrainingStateCallback(tmp_path), max_num_train_steps=8)
-    second = rates_in_run(create, max_num_train_steps=8, resume_from=tmp_path)
-    assert first[:-1] + second == whole
-
-
-def test_a_warmup_longer_than_the_run_is_an_error_that_tells_both_lengths() -> None:
-    create = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1)
-    with pytest.raises(ConfigurationError, match="together are 5 updates, and the run has 3"):
-        rates_in_run(create, max_num_train_steps=3)
 
 
 @pytest.mark.parametrize("per_epoch", [UPDATES, TrainerPlaceholderValues.TRAIN_DATALOADER_LEN])

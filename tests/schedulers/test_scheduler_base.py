@@ -47,11 +47,6 @@ class Stateless(SchedulerBase):
         return 0.5 - 0.1 * num_updates
 
 
-def test_edge_11_each_value_is_used_once_starting_with_the_first() -> None:
-    optimizer = an_optimizer(0.8)
-    assert rates(optimizer, Halving(optimizer), 4) == [0.8, 0.4, 0.2, 0.1]
-
-
 def test_values_of_update_zero_are_set_by_the_constructor_also_of_a_subclass_that_finishes_later() -> None:
     optimizer = an_optimizer(0.1)
     assert rates(optimizer, Milestones(optimizer, {0: 0.5, 2: 0.25}), 4) == [0.5, 0.5, 0.25, 0.25]

@@ -70,13 +70,6 @@ def test_the_rate_returns_to_the_peak_after_a_checkpoint_and_stays_at_the_minimu
     assert used[40:] == pytest.approx([0.08] * 3)
 
 
-def test_a_checkpoint_belongs_to_the_period_that_it_ends() -> None:
-    scheduler = WSDLrScheduler(an_optimizer(), total_steps=40, num_warmup_steps=4, num_checkpoints=2)
-    first, second = scheduler.get_decay_info()
-    phases = [scheduler.get_phase_info(update) for update in (0, 19, 20, 21, 40, 99)]
-    assert phases == [first, first, first, second, second, second]
-
-
 def test_the_current_step_counts_finished_updates_and_the_current_phase_is_theirs() -> None:
     scheduler = WSDLrScheduler(an_optimizer(), total_steps=10, num_checkpoints=2)
     seen = []
@@ -102,20 +95,6 @@ def test_a_continuation_with_a_loaded_position_starts_a_fresh_stable_phase(updat
     continued.load_state_dict(short.state_dict())
     fresh = an_optimizer(0.8)
     assert rates(other, continued, 10) == rates(fresh, WSDLrScheduler(fresh, total_steps=10, lr_min=0.1), 10)
-
-
-def test_a_pre_decay_state_goes_on_as_if_the_longer_run_had_been_meant_from_the_start() -> None:
-    long = an_optimizer(0.8)
-    whole = rates(long, WSDLrScheduler(long, total_steps=40, num_warmup_steps=4, lr_min=0.1), 40)
-
-    optimizer = an_optimizer(0.8)
-    short = WSDLrScheduler(optimizer, total_steps=20, num_warmup_steps=4, lr_min=0.1)
-    pre_decay_step = short.get_decay_info()[0]["pre_decay_step"]
-    before = rates(optimizer, short, pre_decay_step)
-    other = an_optimizer(0.8)
-    continued = WSDLrScheduler(other, total_steps=40, num_warmup_steps=4, lr_min=0.1)
-    continued.load_state_dict(short.state_dict())
-    assert before + rates(other, continued, 40 - pre_decay_step) == whole
 
 
 def warmup_updates(**kwargs: Any) -> int:

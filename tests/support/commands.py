@@ -36,11 +36,13 @@ class Shell:
         os._exit(0)
 
     def __call__(self, code: str) -> None:
-        commands = [_COMMAND.fullmatch(line) for line in code.splitlines()]
-        if IS_RELEASE or not all(commands):
-            subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
-            return
-        for command in filter(None, commands):
+        lines, commands = code.splitlines(), list[re.Match[str]]()
+        while lines and not IS_RELEASE and (command := _COMMAND.fullmatch(lines[-1])):
+            commands.insert(0, command)
+            lines.pop()
+        if lines:
+            subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], check=True)
+        for command in commands:
             print(json.dumps((command["words"].split(), int(command["ranks"] or 0))), file=self._file, flush=True)
             status = int(self._file.readline())
             assert status == 0, f"{command[0]} ended with exit status {status}"

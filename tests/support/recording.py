@@ -39,6 +39,16 @@ INTERNAL_HOOKS = (
 REMARKS = 40  # lines indented by more characters than this are remarks
 
 
+class Rates(TrainerCallback):
+    """The learning rate of each update."""
+
+    def __init__(self) -> None:
+        self.used: list[float] = []
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.used.append(float(trainer.optimizer.param_groups[0]["lr"]))
+
+
 class Recorder(TrainerCallback):
     """Records the calls of trainers created with `trainer`, in `calls`.
 

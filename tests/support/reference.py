@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.sampling import epoch_order
 
 TOLERANCE = 1e-12  # in float64; only the order of sums differs
@@ -30,6 +31,12 @@ def regression_data(size: int, *, features: int = 3, outputs: int = 2) -> tuple[
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def tiny_trainer(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
+    """A trainer of a `tiny_model` with `sgd`."""
+    model = tiny_model()
+    return base(model, nn.MSELoss(), sgd(model), callbacks=callbacks, **kwargs)
 
 
 def windows_of_epoch(size: int, samples_per_update: int, *, seed: int, epoch: int) -> list[torch.Tensor]:

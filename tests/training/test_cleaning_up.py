@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
@@ -15,7 +14,7 @@ from pytorch_accelerated.checkpointing.run_folder import FolderLock
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.models.preparation import PreparedModel
 from tests.support.processes import run_forked
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 WORKERS = {"num_workers": 2}
 
@@ -39,7 +38,7 @@ def test_an_interruption_of_one_step_keeps_no_other_from_being_done(
 
     def make_trainer(*callbacks: Any) -> Trainer:
         saver = SaveTrainingStateCallback(tmp_path / "states", background=True)
-        return Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver, *callbacks], seed=3)
+        return tiny_trainer(saver, *callbacks, seed=3)
 
     trainer = make_trainer(Failing)
     monkeypatch.setattr(kind, step, interrupted)
@@ -98,8 +97,7 @@ def test_the_last_batch_is_not_kept_after_a_run(arguments: dict[str, Any]) -> No
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             kept[:] = [weakref.ref(kwargs["batch"][0])]
 
-    model = tiny_model()
-    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[Remember()])
+    trainer = tiny_trainer(Remember())
     trainer.train(regression_data(12), 1, per_device_batch_size=4, **arguments)
     gc.collect()
     assert kept[0]() is None

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
@@ -24,7 +23,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import ConfigurationError
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(8)
 
@@ -54,8 +53,7 @@ class Report(TrainerCallback):
 
 
 def a_trainer(*callbacks: Any) -> Trainer:
-    model = tiny_model()
-    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
+    return tiny_trainer(*callbacks, seed=3)
 
 
 def fit(trainer: Trainer, num_epochs: int = 2, **arguments: Any) -> Any:

@@ -5,7 +5,6 @@ history, resuming, distributed evaluation) are in the tests of that part.
 """
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,15 @@ from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.utils import DataLoaderSlice, worker_init_fn
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, train_reference
+from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 from tests.support.resuming import SaveAndStop
 
 DATA = regression_data(11)
 PAIRS = [[start, (start + 1) % 11] for start in range(0, 11, 2)]
-NOT_SHUFFLED: dict[str, Any] = {"train_dataloader_kwargs": {"shuffle": False}}
 
 
 def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    model = tiny_model()
-    return base(model, nn.MSELoss(), sgd(model), callbacks=callbacks, **{"seed": 3, **kwargs})
+    return tiny_trainer(*callbacks, base=base, **{"seed": 3, **kwargs})
 
 
 # How long a run is
@@ -71,25 +68,6 @@ def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker(
 
 
 # Data
-
-
-def test_batch_samplers_and_loaders_need_no_attributes_of_accelerates():
-    class OwnBatches:
-        def __iter__(self) -> Iterator[list[int]]:
-            yield from ([0, 1, 2], [3, 4], [5, 6, 7, 8, 9, 10])
-
-    class OwnLoader:
-        def __iter__(self) -> Iterator[Any]:
-            return iter(DataLoader(TensorDataset(*DATA), batch_sampler=OwnBatches()))
-
-    expected, _ = train_reference(DATA, [torch.arange(0, 3), torch.arange(3, 5), torch.arange(5, 11)])
-    sampled, iterated = make(), make()
-    sampled.train(DATA, 1, DATA, train_dataloader_kwargs={"batch_sampler": OwnBatches()})
-    iterated.train(OwnLoader(), 1, OwnLoader())
-    assert_same_parameters(sampled.model, expected)
-    assert_same_parameters(iterated.model, expected)
-    evaluations = [trainer.run_history.get_latest_metric("eval_loss_epoch") for trainer in (sampled, iterated)]
-    assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-14)
 
 
 @pytest.mark.parametrize("settings", [{"shuffle": True}, {"batch_sampler": PAIRS}, {"drop_last": True}], ids=str)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
@@ -16,7 +15,7 @@ from pytorch_accelerated.errors import SignalExit
 from tests.ranks.signalling import PLACES
 from tests.support.forks import Outcome
 from tests.support.processes import run_forked
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1")}
@@ -222,7 +221,7 @@ class Fails(TrainerCallback):
 
 
 def test_a_callback_that_fails_in_on_exception_does_not_hide_what_went_wrong_before():
-    trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[Fails])
+    trainer = tiny_trainer(Fails)
     with (
         pytest.warns(UserWarning, match="failed in `on_exception` with ValueError: the second, after the first"),
         pytest.raises(RuntimeError, match="^the first"),

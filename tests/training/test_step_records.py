@@ -15,7 +15,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.tracking import RunHistory, StepRecord
 from tests.chaos.size import some
 from tests.support.processes import run_on_ranks
-from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model
+from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model, tiny_trainer
 
 RANKS = Path(__file__).parents[1] / "ranks"
 SIZE = 4 * 70 - 1  # 70 updates of an epoch, the last of them smaller
@@ -43,8 +43,7 @@ class Batches(TrainerCallback):
 
 
 def make(*callbacks: Any, **kwargs: Any) -> Trainer:
-    model = tiny_model()
-    return Trainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=1, **kwargs)
+    return tiny_trainer(*callbacks, seed=1, **kwargs)
 
 
 def train(trainer: Trainer, num_epochs: int | None = 2, data: Any = DATA, **arguments: Any) -> RunHistory:

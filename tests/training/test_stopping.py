@@ -12,7 +12,7 @@ from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOn
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from tests.support.histories import state_without_times
 from tests.support.recording import EVENTS
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 
 DATA = regression_data(12)
 # An epoch has 3 updates of 2 batches.
@@ -60,7 +60,7 @@ def stop(trainer: Trainer) -> None:
 
 
 def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    return base(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3, **kwargs)
+    return tiny_trainer(*callbacks, base=base, seed=3, **kwargs)
 
 
 def trained_for(updates: int) -> nn.Module:

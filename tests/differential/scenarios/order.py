@@ -13,7 +13,7 @@ from pytorch_accelerated.callbacks import (
     StopTrainingError,
     TrainerCallback,
 )
-from tests.differential.scenarios.common import attempt, dataset, grid, train, trainer
+from tests.differential.scenarios.common import attempt, dataset, train, trainer
 
 HOOKS = """
     create_train_dataloader create_eval_dataloader create_scheduler training_run_start training_run_epoch_end
@@ -28,14 +28,14 @@ EVENTS = """
 """.split()
 
 
-def _recording(stop_in: str = "", fail_in: str = "", error: Any = StopTrainingError) -> tuple[Any, Any, list[str]]:
+def _recording(stop_in: str = "") -> tuple[Any, Any, list[str]]:
     calls: list[str] = []
 
     def hook(name: str) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls.append(name)
-            if name in (stop_in, fail_in):
-                raise error("asked for")
+            if name == stop_in:
+                raise StopTrainingError("asked for")
             return getattr(Trainer, name)(self, *args, **kwargs)
 
         return call
@@ -43,8 +43,8 @@ def _recording(stop_in: str = "", fail_in: str = "", error: Any = StopTrainingEr
     def event(name: str) -> Any:
         def call(self: Any, trainer: Any, **kwargs: Any) -> None:
             calls.append(name)
-            if name in (stop_in, fail_in):
-                raise error("asked for")
+            if name == stop_in:
+                raise StopTrainingError("asked for")
 
         return call
 
@@ -52,31 +52,12 @@ def _recording(stop_in: str = "", fail_in: str = "", error: Any = StopTrainingEr
     return type("Recorded", (Trainer,), {name: hook(name) for name in HOOKS}), recorder, calls
 
 
-def _run(*more: Any, stop_in: str = "", fail_in: str = "", error: Any = StopTrainingError, **kwargs: Any) -> Any:
-    base, recorder, calls = _recording(stop_in, fail_in, error)
+def _run(*more: Any, stop_in: str = "", **kwargs: Any) -> Any:
+    base, recorder, calls = _recording(stop_in)
     outcome = attempt(lambda: train(trainer(base, callbacks=[recorder, *more]), **kwargs).run_history.current_epoch)
-    return {"calls": _shortened(calls), "epoch at the end": outcome}
-
-
-def _shortened(calls: list[str]) -> list[str]:
-    """Without the hooks that make things: how often those are called is nobody's business."""
-    return [call for call in calls if call not in ("create_scheduler", "on_init_end", "scheduler_step")]
-
-
-def runs() -> Any:
-    halving = {"create_scheduler_fn": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
-    return grid(
-        _run,
-        {
-            "plain": {"num_epochs": 1},
-            "two epochs": {"num_epochs": 2, "rows": 4},
-            "no evaluation": {"num_epochs": 1, "eval_rows": None},
-            "scheduler": {"num_epochs": 1, **halving},
-            "clipping": {"num_epochs": 1, "gradient_clip_value": 0.1},
-            "accumulation": {"num_epochs": 1, "gradient_accumulation_steps": 2, **halving},
-            "step limit": {"num_epochs": 3, "max_num_train_steps": 4},
-        },
-    )
+    # Without the hooks that make things: how often those are called is nobody's business.
+    shortened = [call for call in calls if call not in ("create_scheduler", "on_init_end", "scheduler_step")]
+    return {"calls": shortened, "epoch at the end": outcome}
 
 
 def scheduler_steps() -> Any:
@@ -89,12 +70,6 @@ def scheduler_steps() -> Any:
 
     factory = {"create_scheduler_fn": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
     return {"with": run(**factory), "without": run(), "accumulation": run(**factory, gradient_accumulation_steps=2)}
-
-
-def evaluating() -> Any:
-    base, recorder, calls = _recording()
-    trainer(base, callbacks=[recorder]).evaluate(dataset(5), 4, {"num_workers": 0})
-    return _shortened(calls)
 
 
 def with_other_callbacks() -> Any:
@@ -119,11 +94,6 @@ def stopping() -> Any:
         "training_run_epoch_end",
     ]
     return {place: attempt(lambda place=place: _run(stop_in=place, rows=8)) for place in places}
-
-
-def failing() -> Any:
-    places = ["on_train_step_end", "on_eval_step_end", "on_training_run_epoch_end", "calculate_train_batch_loss"]
-    return {place: _run(fail_in=place, error=KeyError, rows=8) for place in places}
 
 
 def arguments_of_events() -> Any:
