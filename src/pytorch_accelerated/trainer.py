@@ -560,6 +560,7 @@ class Trainer(TrainerHooks):
         context, training = self.run_context, self.run_context.training
         training.begin_pass()
         self.model.train()
+        context.mode.train()
         with training.requests.deferring_saves():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()

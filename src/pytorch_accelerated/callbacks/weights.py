@@ -101,7 +101,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Update the average, unless the optimizer update was skipped. Does not wait for the device."""
         if trainer.run_state.applied_updates > self._applied_updates:
             self._applied_updates = trainer.run_state.applied_updates
-            self._average(trainer).update(trainer.get_model())
+            with trainer.run_context.mode.evaluating():
+                self._average(trainer).update(trainer.get_model())
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""

@@ -5,6 +5,7 @@ torch loads any state whose groups have the right sizes, and fails in the next s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.portable import load_portable
 from pytorch_accelerated.checkpointing.verify import read_manifest, verify
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.models.sharding import is_sharded, sharded_like
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -165,17 +167,20 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
         optimizer: any optimizer.
         has_schedule: whether something changes the learning rate. Without that, it is a setting like others.
     """
-    return [
-        {
-            name: value
-            for name, value in group.items()
-            if isinstance(value, _PLAIN)
-            and name != "params"
-            and not (name == "lr" and (has_schedule or "initial_lr" in group))
-            and not ("max_momentum" in group and name in ("betas", "momentum"))  # which schedules set, too
-        }
-        for group in getattr(optimizer, "param_groups", [])
-    ]
+    inner = _inner(optimizer)
+    settings = []
+    for one in inner if isinstance(inner, Optimizers) else [inner]:
+        # Some keep a state in the groups, as defaults that nobody can give: schedulefree its mode, Prodigy its estimate.
+        state = set(getattr(one, "defaults", ())) - set(inspect.signature(type(one)).parameters)
+        for group in getattr(one, "param_groups", []):
+            plain = {name: value for name, value in group.items() if isinstance(value, _PLAIN) and name not in state}
+            plain.pop("params", None)
+            if has_schedule or "initial_lr" in group:
+                plain.pop("lr", None)
+            for name in ("betas", "momentum") if "max_momentum" in group else ():  # which schedules set, too
+                plain.pop(name, None)
+            settings.append(plain)
+    return settings
 
 
 def replaced_settings(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from pytorch_accelerated.facts.settings import TrainSettings
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.handler import CallbackHandler
     from pytorch_accelerated.data.updates import CountItems, Loaders
+    from pytorch_accelerated.models.modes import OptimizerMode
     from pytorch_accelerated.models.preparation import PreparedModel
     from pytorch_accelerated.processes.accelerators import Accelerator
     from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
@@ -91,6 +92,7 @@ class Context:
         kept: states of an earlier moment, where this is a run as it was then.
         is_at_work: whether the call has begun and is not over.
         prepared: the model and the optimizer as prepared for the call; None before and after.
+        mode: of the optimizers that have modes.
         uneven: how rows count when some ranks have none; None for a single process.
         emitter: calls callbacks and hooks.
         stopping: reasons to stop.
@@ -131,6 +133,7 @@ class Context:
     kept: KeptStates | None = None
     is_at_work: bool = False
     prepared: PreparedModel = _LATER
+    mode: OptimizerMode = _LATER
     uneven: UnevenRanks = _LATER
     emitter: Emitter = _LATER
     stopping: Stopping = _LATER
@@ -164,6 +167,7 @@ class Context:
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""
         prepared, self.prepared = self.prepared, _LATER
+        self.mode.eval()
         if prepared is not None:
             self.model, self.optimizer = prepared.release(self.model)
 

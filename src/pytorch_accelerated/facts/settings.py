@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class TrainSettings:
     max_num_train_steps: int | None = None
     gradient_accumulation_steps: int = 1
     gradient_clip_value: float | None = None
-    gradient_clip_norm: float | None = None
+    gradient_clip_norm: float | Mapping[str, float] | None = None
     max_duration: float | str | None = None
     step_scheduler: str = "update"
     scheduler_metric: str = "eval_loss_epoch"
@@ -55,6 +55,10 @@ class TrainSettings:
             elif field.type == "float | None" and value is not None:
                 _check_limit(field.name, value)
                 object.__setattr__(self, field.name, float(value))
+        limits = self.gradient_clip_norm
+        for name, limit in limits.items() if isinstance(limits, Mapping) else [("gradient_clip_norm", limits)]:
+            if limit is not None:
+                _check_limit(name, limit)
         if self.num_epochs is None and self.max_num_train_steps is None:
             raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one of them.")
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:
@@ -189,8 +193,10 @@ def check_optimizer(optimizer: Any, owned: Iterable[torch.Tensor], *, has_own_st
 
 def check_scheduler_factory(factory: Any) -> None:
     """Reject a `create_scheduler_fn` that cannot be called."""
-    if factory is not None and not callable(factory):
-        raise ArgumentTypeError(f"`create_scheduler_fn` is {factory!r}: pass a function that takes the optimizer.")
+    several = isinstance(factory, (list, tuple, Mapping))
+    for one in factory.values() if isinstance(factory, Mapping) else factory if several else [factory]:
+        if one is not None and not callable(one):
+            raise ArgumentTypeError(f"`create_scheduler_fn` is {factory!r}: pass a function that takes the optimizer.")
 
 
 def check_scheduler(scheduler: Any, *, is_expected: bool, has_own_step: bool) -> None:

@@ -608,10 +608,11 @@ class Trainer(TrainerHooks):
         Must be called by all ranks; the first one writes. What an override writes is the model of checkpoints, too.
         """
         is_left = self._staged is not None and self._staged.is_of(self.model, output_dir) and is_ours(self._save)
-        gathered = None if is_left else saving.gathered_weights(self.model)
-        if self.args.should_save:
-            # An override need not have the second parameter if the model is not sharded.
-            self._save(output_dir, **({} if gathered is None else {"state_dict": gathered}))
+        with self._engine.run_context.mode.evaluating():
+            gathered = None if is_left else saving.gathered_weights(self.model)
+            if self.args.should_save:
+                # An override need not have the second parameter if the model is not sharded.
+                self._save(output_dir, **({} if gathered is None else {"state_dict": gathered}))
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
         """Do the work of `save_model` on the rank that writes."""

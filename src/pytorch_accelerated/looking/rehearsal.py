@@ -21,6 +21,7 @@ from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.kept import Kept, kept
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.models.preparation import is_replicated
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _keep_in_memory(before: Kept, trainer: Trainer) -> None:
             before.module(part if isinstance(part, nn.Module) else nn.ParameterList([part]))
         elif isinstance(part, torch.optim.Optimizer):
             before.optimizer(part)
-            before.object(part)  # schedulers replace its method `step`; groups may have been added
+            for one in part if isinstance(part, Optimizers) else [part]:
+                before.object(one)  # schedulers replace its method `step`; groups may have been added
         elif part is not None:
             before.object(part)
     scaler = trainer.run_context.accelerator.scaler

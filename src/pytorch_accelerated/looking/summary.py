@@ -18,6 +18,7 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.looking.preflight import BatchFacts, facts_of, shape_in_words
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
+from pytorch_accelerated.optimizers import Optimizers
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -190,6 +191,8 @@ class _OneUpdate(TrainerCallback):
         self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if isinstance(optimizer, Optimizers):
+            return  # each of them is noticed by itself
         self.stepped |= {id(each) for group in optimizer.param_groups for each in group["params"]}
         values = [value for state in optimizer.state.values() for value in state.values()]
         self.optimizer_bytes += _size([value for value in values if isinstance(value, torch.Tensor)])

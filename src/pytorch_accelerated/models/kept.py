@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 
 
@@ -119,6 +120,10 @@ class Kept:
                 another one is loaded, because optimizers make a new one then.
         """
         inner = getattr(optimizer, "optimizer", optimizer)
+        if isinstance(inner, Optimizers):
+            for one in inner:
+                self.optimizer(one, steps=steps)
+            return
         if not (hasattr(inner, "param_groups") and hasattr(inner, "state")):
             self.call(inner.load_state_dict, copy.deepcopy(inner.state_dict()))
             return

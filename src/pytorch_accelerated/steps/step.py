@@ -202,7 +202,18 @@ class Step:
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
         elif settings.gradient_clip_norm is not None:
-            self.context.gradient_norms.update(clip_norm(self.parameters(), settings.gradient_clip_norm))
+            self.context.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
+
+    def clip_norm(self, limit: float | Mapping[str, float]) -> torch.Tensor:
+        """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""
+        if not isinstance(limit, Mapping):
+            return clip_norm(self.parameters(), limit)
+        optimizers = getattr(self.context.optimizer, "optimizer", self.context.optimizer)
+        norms = [
+            clip_norm([each for group in optimizers[name].param_groups for each in group["params"]], most)
+            for name, most in limit.items()
+        ]
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def release(self) -> None:
         """Drop the references to the last batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from pytorch_accelerated.facts.settings import (
 )
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.models.numerics import listed
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.progress.text import format_count
 from pytorch_accelerated.steps.guarded import savers_among
@@ -45,6 +47,8 @@ def check_optimizer_of(context: Context) -> None:
         owned = [each for part in (context.model, *held.values()) for each in tensors_of(part)]
         owned = [each for each in owned if id(each) not in strangers]
         check_optimizer(context.optimizer, owned, has_own_step=has_own_step)
+        if isinstance(context.optimizer, Optimizers):
+            _check_claims(context.optimizer, context.model)
         if strangers and not has_own_step and isinstance(context.model, nn.Module):
             _warn_of_untrained(context, optimizers_of(holder, held).values(), len(strangers))
         return
@@ -52,6 +56,21 @@ def check_optimizer_of(context: Context) -> None:
         raise ArgumentTypeError(
             "`optimizer` is None, so the trainer cannot update the model. Pass an optimizer, such as "
             "`torch.optim.AdamW(model.parameters())`, or override both `optimizer_step` and `optimizer_zero_grad`."
+        )
+
+
+def _check_claims(optimizers: Optimizers, model: nn.Module) -> None:
+    """Reject several optimizers that do not have each parameter of the model that needs gradients exactly once."""
+    names = {id(each): name for name, each in model.named_parameters()}
+    claims = collections.Counter(id(each) for group in optimizers.param_groups for each in group["params"])
+    unclaimed = [name for name, each in model.named_parameters() if each.requires_grad and not claims[id(each)]]
+    doubly = [names.get(parameter, "one that is not the model's") for parameter, count in claims.items() if count > 1]
+    if unclaimed or doubly:
+        found = [f"none of them has {listed(unclaimed)}"] * bool(unclaimed)
+        found += [f"more than one has {listed(doubly)}"] * bool(doubly)
+        raise ConfigurationError(
+            f"Of the optimizers {', '.join(optimizers.by_name)}, {', and '.join(found)}. Give each parameter to one "
+            "optimizer, or set `requires_grad` to False for what should stay."
         )
 
 

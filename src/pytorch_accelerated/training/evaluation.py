@@ -49,7 +49,7 @@ class Pass:
             restores_modes: whether to restore the training or evaluation mode of the modules afterwards.
         """
         context = self.context
-        with kept() as before:
+        with context.mode.evaluating(), kept() as before:
             model = for_evaluation(context.model)  # a wrapper would wait for ranks that have no batch
             before.attributes(context, model=model, losses=LossTracker(), position_in_pass=None)
             if context.ranks.count > 1:

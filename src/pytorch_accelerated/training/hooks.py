@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
+from pytorch_accelerated.models.optimizers import Optimizers, create_schedules
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator, given_accelerator
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.progress.bars import print_above_bars
@@ -83,7 +84,7 @@ class TrainerHooks:
         self,
         model: nn.Module,
         loss_func: Callable[..., Any] | None,
-        optimizer: torch.optim.Optimizer | Any,
+        optimizer: torch.optim.Optimizer | Sequence[Any] | Mapping[str, Any] | Any,
         callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
         run_history: RunHistory | None = None,
         *,
@@ -100,7 +101,7 @@ class TrainerHooks:
         self.run_context.loaders = Loaders()
         self.model = model
         self.loss_func = loss_func
-        self.optimizer = optimizer
+        self.optimizer = Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
         self.run_history = run_history if run_history is not None else InMemoryRunHistory()
         self.scheduler = None
         self.create_scheduler_fn: Callable[..., Any] | None = None
@@ -178,8 +179,9 @@ class TrainerHooks:
         """The scheduler of the run, or None. The run config and the loaders exist when this is called."""
         if self.create_scheduler_fn is None:
             return None
-        factory = replace_trainer_placeholder_values(self, self.create_scheduler_fn)
-        return factory(getattr(self.optimizer, "optimizer", self.optimizer))
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        fill_in = functools.partial(replace_trainer_placeholder_values, self)
+        return create_schedules(self.create_scheduler_fn, optimizer, fill_in)
 
     def count_batch_items(self, batch: Any) -> int | None:
         """The number of items that the mean loss of a batch is taken over, if these are not samples but, for example,

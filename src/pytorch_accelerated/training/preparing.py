@@ -27,7 +27,8 @@ from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import check_scheduler
-from pytorch_accelerated.models.held import held_parts, refuse_outside, share_values, trained_outside
+from pytorch_accelerated.models.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
+from pytorch_accelerated.models.modes import OptimizerMode
 from pytorch_accelerated.models.preparation import PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.run_config import TrainerRunConfig
@@ -109,6 +110,7 @@ def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str
 def prepare_model(context: Context, *, for_training: bool) -> None:
     """Move the model to its device, and wrap what must be wrapped."""
     held = held_parts(context.holder)
+    context.mode = OptimizerMode(optimizers_of(context.holder, held).values())
     if for_training:
         outside = trained_outside(context.holder, held)
         refuse_outside(outside, context.accelerator, context.model, context.ranks)

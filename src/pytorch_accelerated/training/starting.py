@@ -17,6 +17,7 @@ from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.settings import TrainSettings
+from pytorch_accelerated.models.modes import OptimizerMode
 from pytorch_accelerated.processes.ranks import UnevenRanks, is_lost_contact, lost_peer_error
 from pytorch_accelerated.progress.text import show
 from pytorch_accelerated.steps.guarded import savers_among
@@ -47,6 +48,7 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
         loaders=dataclasses.replace(before.loaders),  # those of the last call stay as they are
         settings=settings,
         losses=LossTracker(),
+        mode=OptimizerMode(),
         gradient_norms=LossTracker(),
         epoch_clock=EpochClock(1),
         saves=Saves(ranks),

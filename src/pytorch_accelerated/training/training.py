@@ -266,6 +266,8 @@ class Training:
             context.reports.complete_records()
             context.states.cut = frozen(context, context.callbacks)
             context.states.cut.state.is_cut = True
+        else:
+            context.mode.eval()  # a cut epoch may be resumed, with the very same weights
         trained = context.state.updates > self._updates_before  # else it was resumed at its end
         if trained and context.prepared is not None and (complaint := context.prepared.complaint()):
             warn_user(context.ranks, complaint)

@@ -69,16 +69,19 @@ class StagedCheckpoint:
         model: the model that trains.
         lacks_weights: whether the files are those of `model` but for its weights, which are those of the native parts.
         has_optimizer: whether the file of the optimizer has its whole state.
+        needs_both: whether the weights to evaluate are other ones than those that a resume needs.
     """
 
     folder: Path
     model: nn.Module
+    needs_both: bool = False
     lacks_weights: bool = False
     has_optimizer: bool = False
 
     def is_of(self, model: nn.Module, output_dir: str | Path | None) -> bool:
         """Whether the files of the model that trains go to the checkpoint itself."""
-        return model is self.model and output_dir is not None and Path(output_dir) == self.folder
+        is_checkpoint = output_dir is not None and Path(output_dir) == self.folder
+        return model is self.model and is_checkpoint and not self.needs_both
 
     @property
     def weights_part(self) -> str | None:

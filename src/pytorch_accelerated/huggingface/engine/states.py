@@ -117,7 +117,7 @@ class CheckpointStates(States):
         context, ranks, model = self.context, self.context.ranks, self.context.holder.model
         self.check_finite()
         folder_of_all = ranks.do_on_first(lambda: begin(folder, takes_in=True))
-        staged = StagedCheckpoint(folder_of_all.staging, model)
+        staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=context.mode.changes_weights)
         try:
             ranks.do_on_all(lambda: write_files(staged))
             if only_model:

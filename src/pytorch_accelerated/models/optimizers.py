@@ -1,0 +1,181 @@
+"""Several optimizers as one, and their schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+
+
+class Optimizers(torch.optim.Optimizer):
+    """Several optimizers that make one update together, each of its own parameters.
+
+    A `Trainer` makes it from a list, a tuple or a dict of optimizers. Its groups of parameters and its state are those
+    of all of them, in order, and its state dict has the form of a single one.
+
+    Args:
+        optimizers: by name, or in order.
+
+    Attributes:
+        by_name: the optimizers by name; those without one have their numbers, from "0".
+
+    Raises:
+        ArgumentTypeError: if one of them is no optimizer of torch.
+        ConfigurationError: if there is none.
+    """
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer] | Iterable[torch.optim.Optimizer]) -> None:
+        pairs = optimizers.items() if isinstance(optimizers, Mapping) else enumerate(optimizers)
+        self.by_name = {str(name): optimizer for name, optimizer in pairs}
+        for name, optimizer in self.by_name.items():
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise ArgumentTypeError(f"The optimizer {name!r} is {optimizer!r}: pass instances of torch's.")
+        if not self.by_name:
+            raise ConfigurationError("`optimizer` has no optimizer in it. Give at least one.")
+        super().__init__([{"params": []}], {})  # which prepares the hooks of `step`
+
+    def __getitem__(self, name: str | int) -> torch.optim.Optimizer:
+        """The optimizer of a name or a number."""
+        return self.by_name[name] if isinstance(name, str) else list(self.by_name.values())[name]
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        """The optimizers, in order."""
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self.by_name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all optimizers."""
+        return [group for optimizer in self for group in optimizer.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, _: Any) -> None:
+        """Nothing: torch's constructor sets an empty list."""
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """The entries of all optimizers, by parameter."""
+        return {parameter: entry for optimizer in self for parameter, entry in optimizer.state.items()}
+
+    @state.setter
+    def state(self, _: Any) -> None:
+        """Nothing: torch's constructor sets an empty dict."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group: it has to belong to one of the optimizers."""
+        if param_group["params"]:  # torch's constructor adds an empty group
+            raise ConfigurationError(
+                "There are several optimizers. Add the group to one of them, such as "
+                f"`optimizer[{next(iter(self.by_name))!r}].add_param_group(...)`."
+            )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make one step of each optimizer.
+
+        Raises:
+            ConfigurationError: for a `closure`, which each of them would call.
+        """
+        if closure is not None:
+            raise ConfigurationError("Several optimizers cannot share a closure. Step the one that needs it yourself.")
+        for optimizer in self:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set the gradients of all parameters to None."""
+        for optimizer in self:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all optimizers in the form of a single one, whose parameters are numbered in order."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for optimizer in self:
+            own = optimizer.state_dict()
+            state |= {first + number: entry for number, entry in own["state"].items()}
+            groups += _shifted(own["param_groups"], first)
+            first += _size(own["param_groups"])
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each optimizer its part of a state dict."""
+        groups, state = iter(state_dict["param_groups"]), state_dict["state"]
+        first = 0
+        for optimizer in self:
+            own = [next(groups) for _ in optimizer.param_groups]
+            numbers = range(first, first + _size(own))
+            entries = {number - first: state[number] for number in numbers if number in state}
+            optimizer.load_state_dict({"state": entries, "param_groups": _shifted(own, -first)})
+            first = numbers.stop
+
+
+def _size(groups: Iterable[Mapping[str, Any]]) -> int:
+    return sum(len(group["params"]) for group in groups)
+
+
+def _shifted(groups: Iterable[Mapping[str, Any]], by: int) -> list[dict[str, Any]]:
+    """Groups of a state dict with other numbers of parameters."""
+    return [{**group, "params": [number + by for number in group["params"]]} for group in groups]
+
+
+class Schedules:
+    """A schedule for each of several optimizers, stepped together.
+
+    Args:
+        schedulers: in the order of the optimizers; None for an optimizer that has none.
+
+    Raises:
+        ConfigurationError: if one of them is a `ReduceLROnPlateau`, which is stepped with a metric.
+    """
+
+    def __init__(self, schedulers: Iterable[Any]) -> None:
+        self.schedulers = list(schedulers)
+        if any(isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau) for each in self.schedulers):
+            raise ConfigurationError("A ReduceLROnPlateau cannot be one of several schedules: use it alone.")
+
+    def step(self) -> None:
+        """Step each of them."""
+        for scheduler in filter(None, self.schedulers):
+            scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all."""
+        return {"schedulers": [None if each is None else each.state_dict() for each in self.schedulers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each of them its state."""
+        for scheduler, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            if scheduler is not None:
+                scheduler.load_state_dict(state)
+
+
+def create_schedules(factories: Any, optimizer: Any, fill_in: Callable[[Any], Callable[..., Any]]) -> Any:
+    """The scheduler of an optimizer, or one for each of several.
+
+    Args:
+        factories: a function that makes one from an optimizer; for several optimizers also functions by name, or in
+            order.
+        optimizer: the optimizer, or `Optimizers`.
+        fill_in: replaces the placeholders in such a function.
+
+    Raises:
+        ConfigurationError: for functions of optimizers that do not exist.
+    """
+    if callable(factories):
+        return fill_in(factories)(optimizer)
+    pairs = factories.items() if isinstance(factories, Mapping) else enumerate(factories)
+    by_name = {str(name): factory for name, factory in pairs}
+    names = list(optimizer.by_name) if isinstance(optimizer, Optimizers) else []
+    if not by_name.keys() <= set(names):
+        raise ConfigurationError(
+            f"`create_scheduler_fn` is for the optimizers {', '.join(by_name)}, but there are "
+            f"{', '.join(names) or 'none with a name'}. Give functions by the names of the optimizers."
+        )
+    made = [None if by_name.get(name) is None else fill_in(by_name[name])(optimizer[name]) for name in names]
+    return Schedules(made)

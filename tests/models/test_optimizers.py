@@ -1,0 +1,358 @@
+"""Several optimizers as one, compared with loops by hand; and optimizers with modes."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError, ConfigurationError
+from pytorch_accelerated.optimizers import param_groups
+
+INPUTS = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+TARGETS = INPUTS @ torch.tensor([[1.0, -1.0], [0.5, 2.0], [0.0, 1.0]], dtype=torch.float64)
+ROWS = torch.utils.data.TensorDataset(INPUTS, TARGETS)
+
+
+def new_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def muon_and_adamw(model: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    matrices = [each for each in model.parameters() if each.ndim == 2]
+    others = [each for each in model.parameters() if each.ndim < 2]
+    return {"muon": torch.optim.Muon(matrices, lr=0.02), "adamw": torch.optim.AdamW(others, lr=0.01)}
+
+
+def halving(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+
+
+def decaying(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+class InOrder(Trainer):
+    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        return {**super().get_default_train_dl_kwargs(batch_size), "shuffle": False}
+
+
+def trained_by_hand(
+    updates: int, *, accumulation: int, clip: Callable[[dict[str, Any], nn.Module], object]
+) -> nn.Module:
+    model = new_model()
+    optimizers = muon_and_adamw(model)
+    schedulers = [halving(optimizers["muon"]), decaying(optimizers["adamw"])]
+    per_update = 4 * accumulation
+    for update in range(updates):
+        start = update % (len(INPUTS) // per_update) * per_update
+        rows = slice(start, start + per_update)
+        (model(INPUTS[rows]) - TARGETS[rows]).square().mean().backward()
+        clip(optimizers, model)
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+    return model
+
+
+def clip_each(optimizers: dict[str, Any], model: nn.Module) -> None:
+    for name, limit in {"muon": 0.3, "adamw": 0.1}.items():
+        parameters = [each for group in optimizers[name].param_groups for each in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, limit)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(
+    ("limit", "clip"),
+    [
+        (None, lambda optimizers, model: None),
+        (0.3, lambda optimizers, model: nn.utils.clip_grad_norm_(model.parameters(), 0.3)),
+        ({"muon": 0.3, "adamw": 0.1}, clip_each),
+    ],
+    ids=["unclipped", "clipped together", "clipped by itself"],
+)
+@pytest.mark.parametrize("form", [dict, lambda optimizers: list(optimizers.values())], ids=["by name", "in order"])
+def test_several_optimizers_make_the_updates_of_a_loop_by_hand(
+    form: Any, limit: Any, clip: Any, accumulation: int
+) -> None:
+    if isinstance(limit, dict) and form is not dict:
+        limit = {str(number): value for number, value in enumerate(limit.values())}
+    model = new_model()
+    trainer = InOrder(model, nn.MSELoss(), form(muon_and_adamw(model)), callbacks=())
+    factories: Any = form({"muon": halving, "adamw": decaying})
+    trainer.train(
+        ROWS,
+        4,
+        per_device_batch_size=4,
+        gradient_accumulation_steps=accumulation,
+        gradient_clip_norm=limit,
+        create_scheduler_fn=factories,
+    )
+    updates = 4 * len(INPUTS) // (4 * accumulation)
+    expected = trained_by_hand(updates, accumulation=accumulation, clip=clip)
+    torch.testing.assert_close(flat(model), flat(expected), rtol=1e-12, atol=0)
+    assert trainer.run_state.updates == updates
+
+
+def test_a_run_of_several_optimizers_resumes_at_every_update_to_the_bit(tmp_path: Path) -> None:
+    def run(folder: Path, resume_from: Path | None = None) -> torch.Tensor:
+        model = new_model()
+        trainer = Trainer(
+            model,
+            nn.MSELoss(),
+            muon_and_adamw(model),
+            callbacks=[SaveTrainingStateCallback(folder, save_every_n_steps=1)],
+            seed=3,
+        )
+        trainer.train(
+            ROWS,
+            2,
+            per_device_batch_size=6,
+            create_scheduler_fn={"muon": halving},
+            gradient_clip_norm=1.0,
+            resume_from=resume_from,
+        )
+        return flat(model)
+
+    whole = run(tmp_path / "whole")
+    states = sorted((tmp_path / "whole").glob("step_*"))
+    assert len(states) == 8
+    for state in states:
+        assert torch.equal(run(tmp_path / f"from {state.name}", state), whole), state
+
+
+def test_a_state_of_other_optimizers_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    model = new_model()
+    trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    trainer.train(ROWS, 1)
+    trainer.save_training_state(tmp_path / "state")
+    other = new_model()
+    before = flat(other)
+    resumed = Trainer(other, nn.MSELoss(), torch.optim.AdamW(other.parameters()), callbacks=())
+    with pytest.raises(CheckpointError, match="parameters in its groups"):
+        resumed.load_training_state(tmp_path / "state")
+    assert torch.equal(flat(other), before)
+
+
+def test_looks_before_a_run_leave_several_optimizers_as_they_were() -> None:
+    model = new_model()
+    optimizers = muon_and_adamw(model)
+    trainer = Trainer(model, nn.MSELoss(), optimizers, callbacks=(), seed=1)
+    trainer.train(ROWS, 1)
+    weights, states = flat(model), copy.deepcopy([each.state_dict() for each in optimizers.values()])
+    summary = trainer.summary(ROWS)
+    trainer.find_lr(ROWS, num_updates=20)
+    trainer.preflight(ROWS, 1, create_scheduler_fn={"muon": halving})
+    assert torch.equal(flat(model), weights)
+    for before, optimizer in zip(states, optimizers.values(), strict=True):
+        after = optimizer.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        for number, entry in before["state"].items():
+            assert all(
+                torch.equal(torch.as_tensor(after["state"][number][key]), torch.as_tensor(entry[key])) for key in entry
+            )
+        assert type(optimizer).step is getattr(optimizer.step, "__func__", None)
+    values = [value for each in optimizers.values() for entry in each.state.values() for value in entry.values()]
+    assert summary.optimizer_bytes == sum(value.nbytes for value in values)
+
+
+def test_an_update_that_is_not_finite_is_skipped_by_all_of_them() -> None:
+    class Bad(InOrder):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * (float("nan") if self.run_state.updates == 2 else 1.0)}
+
+    model = new_model()
+    trainer = Bad(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    with pytest.warns(UserWarning, match="cannot be applied"):
+        trainer.train(ROWS, 1, nonfinite_policy="skip")
+    assert flat(model).isfinite().all()
+    assert trainer.run_state.skipped_updates == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda model: [], ConfigurationError, "no optimizer in it"),
+        (lambda model: [torch.optim.SGD], ArgumentTypeError, "instances"),
+        (
+            lambda model: {"a": torch.optim.SGD(model[0].parameters())},
+            ConfigurationError,
+            "none of them has '2.weight', '2.bias'",
+        ),
+        (
+            lambda model: [torch.optim.SGD(model.parameters()), torch.optim.SGD(model[0].parameters())],
+            ConfigurationError,
+            "more than one has '0.weight', '0.bias'",
+        ),
+    ],
+)
+def test_parameters_without_or_with_two_optimizers_are_named(make: Any, error: type[Exception], words: str) -> None:
+    model = new_model()
+    with pytest.raises(error, match=words):
+        Trainer(model, nn.MSELoss(), make(model), callbacks=()).train(ROWS, 1)
+
+
+@pytest.mark.parametrize(
+    ("factories", "words"),
+    [({"sgd": halving}, "sgd, but there are muon, adamw"), ([halving, "x"], "pass a function")],
+)
+def test_schedules_must_be_those_of_the_optimizers(factories: Any, words: str) -> None:
+    model = new_model()
+    with pytest.raises((ConfigurationError, ArgumentTypeError), match=words):
+        Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=()).train(ROWS, 1, create_scheduler_fn=factories)
+
+
+def test_groups_of_parameters_by_pattern_without_decay_and_by_layer() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 4))
+            self.embed = nn.Linear(3, 4)
+            self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+            self.head = nn.Linear(4, 2)
+
+    net = Net()
+    groups = {
+        each["name"]: each for each in param_groups(net, {"^head": {"lr": 1.0}}, lr=0.1, no_decay=True, layer_decay=0.5)
+    }
+    rates = {name: group["lr"] for name, group in groups.items()}
+    assert rates == {
+        "others, layer 0": 0.1 * 0.125,
+        "others, layer 0, no decay": 0.1 * 0.125,
+        "others, layer 1": 0.1 * 0.25,
+        "others, layer 1, no decay": 0.1 * 0.25,
+        "others, layer 2": 0.1 * 0.5,
+        "others, layer 2, no decay": 0.1 * 0.5,
+        "^head, layer 3": 1.0,
+        "^head, layer 3, no decay": 1.0,
+    }
+    assert [each is net.token or each is net.embed.weight for each in groups["others, layer 0"]["params"]] == [
+        True,
+        True,
+    ]
+    assert all(("weight_decay" in group) == name.endswith("no decay") for name, group in groups.items())
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(net.parameters()))
+    torch.optim.AdamW(groups.values(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="'neck'"):
+        param_groups(net, {"neck": {}})
+    with pytest.raises(ConfigurationError, match="needs `lr`"):
+        param_groups(net, layer_decay=0.5)
+
+
+# ------------------------------------------------------------------------------------------------------------- modes
+
+schedulefree = pytest.importorskip("schedulefree")
+
+
+def free(model: nn.Module) -> Any:
+    return schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=2)
+
+
+def test_a_schedule_free_run_is_that_of_its_own_loop_by_hand() -> None:
+    expected = new_model()
+    optimizer = free(expected)
+    losses = []
+    for _ in range(3):
+        optimizer.train()
+        for start in range(0, len(INPUTS), 8):
+            rows = slice(start, start + 8)
+            (expected(INPUTS[rows]) - TARGETS[rows]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.eval()
+        losses.append((expected(INPUTS) - TARGETS).square().mean().item())
+
+    model = new_model()
+    trainer = InOrder(model, nn.MSELoss(), free(model), callbacks=())
+    trainer.train(ROWS, 3, ROWS, per_device_batch_size=8)
+    torch.testing.assert_close(flat(model), flat(expected), rtol=1e-12, atol=0)
+    recorded = trainer.run_history.get_metric_values("eval_loss_epoch")
+    assert recorded == pytest.approx(losses, rel=1e-12)
+    assert trainer.evaluate(ROWS)["evaluation_loss"] == pytest.approx(losses[-1], rel=1e-12)
+    torch.testing.assert_close(trainer.predict(INPUTS), expected(INPUTS).detach(), rtol=1e-12, atol=0)
+
+
+class Looking(TrainerCallback):
+    """Evaluates, predicts, saves and averages within the epoch, and keeps what it saw."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.saved: dict[str, torch.Tensor] = {}
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == 4:
+            trainer.save_checkpoint(self.path)
+            trainer.request_evaluation()
+
+
+def test_what_is_saved_and_evaluated_within_an_epoch_are_the_evaluation_weights_and_training_goes_on_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    def run(*callbacks: Any) -> tuple[nn.Module, Trainer]:
+        model = new_model()
+        trainer = InOrder(model, nn.MSELoss(), free(model), callbacks=callbacks)
+        trainer.train(ROWS, 2, ROWS, per_device_batch_size=4)
+        return model, trainer
+
+    plain, _ = run()
+    average = ModelEmaCallback(decay=0.5, save_path=tmp_path / "ema.pt")
+    looked, trainer = run(Looking(tmp_path / "model.pt"), average)
+    assert torch.equal(flat(looked), flat(plain))
+
+    by_hand = new_model()
+    optimizer = free(by_hand)
+    optimizer.train()
+    averaged = flat(by_hand)
+    for update, start in zip(range(12), itertools.cycle(range(0, len(INPUTS), 4)), strict=False):
+        rows = slice(start, start + 4)
+        (by_hand(INPUTS[rows]) - TARGETS[rows]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.eval()
+        averaged = averaged.lerp(flat(by_hand), 0.5)
+        if update == 3:
+            saved = flat(by_hand)
+            loss = (by_hand(INPUTS) - TARGETS).square().mean().item()
+        optimizer.train()
+    loaded = new_model()
+    loaded.load_state_dict(torch.load(tmp_path / "model.pt")["model_state_dict"])
+    torch.testing.assert_close(flat(loaded), saved, rtol=1e-9, atol=0)
+    assert trainer.run_history.get_metric_values("intermediate_eval_loss") == pytest.approx([loss], rel=1e-9)
+    assert average.ema_model is not None
+    torch.testing.assert_close(flat(average.ema_model.module), averaged, rtol=1e-9, atol=0)
+
+
+def test_a_schedule_free_run_resumes_at_every_update_to_the_bit(tmp_path: Path) -> None:
+    def run(folder: Path, resume_from: Path | None = None, **limits: Any) -> torch.Tensor:
+        model = new_model()
+        saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
+        trainer = Trainer(model, nn.MSELoss(), free(model), callbacks=[saving], seed=3)
+        trainer.train(ROWS, 2, ROWS, per_device_batch_size=6, resume_from=resume_from, **limits)
+        return flat(model)
+
+    whole = run(tmp_path / "whole")
+    for state in sorted((tmp_path / "whole").glob("step_*")):
+        assert torch.equal(run(tmp_path / f"from {state.name}", state), whole), state
+    run(tmp_path / "cut", max_num_train_steps=3)
+    assert torch.equal(run(tmp_path / "resumed", tmp_path / "cut"), whole)
+
+
+def test_one_with_modes_among_several_optimizers_is_switched() -> None:
+    model = new_model()
+    optimizers = [free(model[0]), torch.optim.AdamW(model[2].parameters())]
+    Trainer(model, nn.MSELoss(), optimizers, callbacks=()).train(ROWS, 2, ROWS)
+    assert not optimizers[0].param_groups[0]["train_mode"]
