@@ -298,6 +298,40 @@ class Trainer(TrainerHooks):
         ):
             return predict_rows(context, adapted, output_path)
 
+    def export(
+        self,
+        path: str | Path,
+        dataset: Any,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> Path:
+        """Write the model in evaluation mode, in a form that needs neither its code nor this library. Must be called by
+        all ranks; the first one writes.
+
+        The inputs are those of the first batch that `predict` would make of the data. The first dimension may have any
+        size afterwards. What the file computes is compared with `predict`. It says which run it comes from.
+
+        Args:
+            path: ``.onnx`` for ONNX, ``.pt2`` for `torch.export`, ``.safetensors`` for the weights alone. An existing
+                file is replaced, as a whole.
+            dataset: the data, at least two rows.
+            dataloader_kwargs: override the library's defaults for evaluation.
+            collate_fn: combines samples into a batch; default: the last one given.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigurationError: for another ending, or a model that is sharded, or that the hook does not call.
+            PytorchAcceleratedError: if the exported model computes something else.
+            MissingDependencyError: if ``onnxscript`` or ``onnxruntime`` is not installed.
+        """
+        from pytorch_accelerated.exporting import export_model
+
+        refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")
+        loader = preparing.prediction_loader(dataset, 2, dataloader_kwargs, collate_fn or self.collate_fn)
+        return export_model(self, Path(path), loader)
+
     def save_checkpoint(
         self,
         save_path: str | Path,
