@@ -109,7 +109,7 @@ def _compare(found: Any, expected: Any, path: Path) -> None:
 
 
 def _dynamic_batches(arguments: tuple[Any, Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """Which dimensions of the arguments may have any size: the number of rows, and others as far as the model allows."""
+    """The dimensions of the arguments that may have any size: the rows, and others as far as the model allows."""
     tensors = [each for each in tensors_in(arguments) if each.ndim]
     rows = len(tensors[0]) if tensors else 0
     if rows < 2:

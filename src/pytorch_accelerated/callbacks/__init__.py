@@ -20,6 +20,7 @@ from pytorch_accelerated.callbacks.progress import (
     ProgressBarCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.search import OptunaCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
 from pytorch_accelerated.callbacks.warning import never_ends_a_run
@@ -69,6 +70,7 @@ __all__ = [
     "ModelEmaCallback",
     "MoveModulesToDeviceCallback",
     "NonFiniteLossError",
+    "OptunaCallback",
     "PrintMetricsCallback",
     "PrintProgressCallback",
     "ProfilerCallback",

@@ -170,7 +170,7 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
     inner = _inner(optimizer)
     settings = []
     for one in inner if isinstance(inner, Optimizers) else [inner]:
-        # Some keep a state in the groups, as defaults that nobody can give: schedulefree its mode, Prodigy its estimate.
+        # Some keep a state in their groups, as defaults that nobody can give: schedulefree its mode, for example.
         state = set(getattr(one, "defaults", ())) - set(inspect.signature(type(one)).parameters)
         for group in getattr(one, "param_groups", []):
             plain = {name: value for name, value in group.items() if isinstance(value, _PLAIN) and name not in state}
