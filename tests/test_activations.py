@@ -1,6 +1,7 @@
 """Activation checkpointing changes memory, and nothing else."""
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def new_model() -> nn.Sequential:
     return nn.Sequential(Block(), Block(), Block(), nn.Linear(8, 1))
 
 
-def trained(model: nn.Module, **arguments: object) -> tuple[dict[str, torch.Tensor], list[float]]:
+def trained(model: nn.Module, **arguments: object) -> tuple[dict[str, torch.Tensor], Sequence[float]]:
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=(), seed=1)
     history = trainer.train(ROWS, 3, ROWS, gradient_accumulation_steps=2, **arguments)  # type: ignore[arg-type]
     return copy.deepcopy(model.state_dict()), history.get_metric_values("eval_loss_epoch")

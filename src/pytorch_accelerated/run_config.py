@@ -57,7 +57,7 @@ class TrainerRunConfig:
     mixed_precision: str
     num_processes: int
     seed: int | None = None
-    gradient_clip_norm: float | None = None
+    gradient_clip_norm: float | Mapping[str, float] | None = None
     train_dataloader_len: int | None = None
     eval_dataloader_len: int | None = None
 

@@ -8,7 +8,7 @@ can end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,9 @@ class Trainer(TrainerHooks):
         model: any module. It is the bare module before and after a run; during training it may be wrapped.
         loss_func: a function of the model's outputs and the targets that returns the mean over the batch. For dict
             batches, a function of the outputs and the whole batch, or None if the model returns its own loss.
-        optimizer: an optimizer of the model's parameters. None if a subclass has optimizers of its own, and overrides
-            `optimizer_step` and `optimizer_zero_grad`.
+        optimizer: an optimizer of the model's parameters; or several, in a list or a dict by name, each for its own
+            parameters, which make one update together, as `Optimizers`. None if a subclass has optimizers of its own,
+            and overrides `optimizer_step` and `optimizer_zero_grad`.
         callbacks: `TrainerCallback` classes or instances; events are fired in this order.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
         seed: the seed of everything random in training runs: order of samples, augmentations, dropout. None: derived
@@ -98,14 +99,14 @@ class Trainer(TrainerHooks):
         max_num_train_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
         gradient_clip_value: float | None = None,
-        create_scheduler_fn: Callable[..., Any] | None = None,
+        create_scheduler_fn: Callable[..., Any] | Mapping[str, Any] | Sequence[Any] | None = None,
         train_dataloader_kwargs: Mapping[str, Any] | None = None,
         eval_dataloader_kwargs: Mapping[str, Any] | None = None,
         reset_run_history: bool = True,
         collate_fn: Callable[..., Any] | None = None,
         resume_from: str | Path | None = None,
         *,
-        gradient_clip_norm: float | None = None,
+        gradient_clip_norm: float | Mapping[str, float] | None = None,
         max_duration: float | str | None = None,
         eval_per_device_batch_size: int | None = None,
         step_scheduler: str = "update",
@@ -133,8 +134,8 @@ class Trainer(TrainerHooks):
             max_num_train_steps: optimizer updates after which the run ends; overrides `num_epochs`.
             gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
             gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
-            create_scheduler_fn: creates the scheduler from the optimizer. A `functools.partial` may hold
-                `TrainerPlaceholderValues`.
+            create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
+                as these are given. A `functools.partial` may hold `TrainerPlaceholderValues`.
             train_dataloader_kwargs: override the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
                 that an iterable dataset itself gives each rank different samples. A `generator`, here or in your own
                 loader or sampler, determines the order of samples instead of the trainer's `seed`.
@@ -144,7 +145,8 @@ class Trainer(TrainerHooks):
             resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
                 folder, the newest complete state is used; a folder without any starts a new run, a state that does not
                 exist (``.../final``) is an error.
-            gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``.
+            gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
+                for each of several optimizers, by name.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update.
             eval_per_device_batch_size: default: `per_device_batch_size`.
             step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after

@@ -24,7 +24,7 @@ class OptimizerMode:
 
     def __init__(self, optimizers: Iterable[Any] = ()) -> None:
         inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-        alone = [one for each in inner for one in (each if isinstance(each, Optimizers) else [each])]
+        alone: list[Any] = [one for each in inner for one in (each if isinstance(each, Optimizers) else [each])]
         self._optimizers = [one for one in alone if callable(getattr(one, "train", None)) and hasattr(one, "eval")]
         self.is_training = False
 

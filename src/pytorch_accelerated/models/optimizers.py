@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ class Optimizers(torch.optim.Optimizer):
         return len(self.by_name)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimizers."""
         return [group for optimizer in self for group in optimizer.param_groups]
 
@@ -59,9 +60,10 @@ class Optimizers(torch.optim.Optimizer):
         """Nothing: torch's constructor sets an empty list."""
 
     @property
-    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+    def state(self) -> collections.defaultdict[torch.Tensor, Any]:
         """The entries of all optimizers, by parameter."""
-        return {parameter: entry for optimizer in self for parameter, entry in optimizer.state.items()}
+        entries = (entry for optimizer in self for entry in optimizer.state.items())
+        return collections.defaultdict(dict, entries)
 
     @state.setter
     def state(self, _: Any) -> None:

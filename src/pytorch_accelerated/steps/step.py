@@ -213,7 +213,8 @@ class Step:
             clip_norm([each for group in optimizers[name].param_groups for each in group["params"]], most)
             for name, most in limit.items()
         ]
-        return torch.linalg.vector_norm(torch.stack(norms))
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
     def release(self) -> None:
         """Drop the references to the last batch."""

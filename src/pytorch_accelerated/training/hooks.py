@@ -104,7 +104,7 @@ class TrainerHooks:
         self.optimizer = Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
         self.run_history = run_history if run_history is not None else InMemoryRunHistory()
         self.scheduler = None
-        self.create_scheduler_fn: Callable[..., Any] | None = None
+        self.create_scheduler_fn: Any = None
         self.collate_fn: Callable[..., Any] | None = None
         self.train_dataset: Any = None
         self.eval_dataset: Any = None

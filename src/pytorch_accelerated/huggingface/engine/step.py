@@ -14,7 +14,6 @@ from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.events import Events, is_ours
 from pytorch_accelerated.huggingface.knowledge import items_of_update, reads_scale
-from pytorch_accelerated.models.numerics import clip_norm
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.processes.accelerators import send_to_device
 from pytorch_accelerated.steps.hook_output import adding_nothing
@@ -126,7 +125,7 @@ class FaceStep(Step):
         """Clip the complete gradient, and keep its norm if it may be logged."""
         limit = self.context.settings.gradient_clip_norm
         if limit is not None:
-            self.norms = [clip_norm(self.parameters(), limit)]
+            self.norms = [self.clip_norm(limit)]
         elif self.training.log.may_be_due():
             # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
