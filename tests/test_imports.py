@@ -21,7 +21,7 @@ ROOMS = (
     ("facts", "finetuning", "optional"),
     ("processes",),
     ("data", "models", "progress"),
-    ("tracking",),
+    ("activations", "exporting", "folds", "optimizers", "tracking"),
     ("checkpointing", "schedulers"),
     ("prediction", "report"),
     ("callbacks",),
@@ -45,7 +45,18 @@ ACCELERATE_DOORS = {
 # Files and folders that can be taken away (`tests/test_rooms.py` does): they import what users can import, and nothing
 # imports them but the line that needs them, when it is run.
 OPTIONAL = {"report", "progress.notebook", "callbacks.spikes", "looking.summary"}
-PUBLIC = {"", "callbacks", "errors", "finetuning", "huggingface", "run_config", "schedulers", "tracking", "utils"}
+PUBLIC = {
+    "",
+    "callbacks",
+    "errors",
+    "finetuning",
+    "huggingface",
+    "optimizers",
+    "run_config",
+    "schedulers",
+    "tracking",
+    "utils",
+}
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ def _exported(model: nn.Module, arguments: Any) -> torch.export.ExportedProgram:
 
 
 def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
-    for package in ("onnxscript", "onnxruntime"):
-        require(package, needed_by="An export to ONNX")
+    require("onnxscript", needed_by="An export to ONNX")
+    require("onnxruntime", needed_by="An export to ONNX")
     program = torch.onnx.export(_exported(model, arguments), dynamo=True, verbose=False)
     assert program is not None
     program.model.metadata_props[_KEY] = facts

@@ -169,10 +169,10 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
     """
     inner = _inner(optimizer)
     settings = []
-    for one in inner if isinstance(inner, Optimizers) else [inner]:
+    for one in inner if isinstance(inner, Optimizers) else [inner] * hasattr(inner, "param_groups"):
         # Some keep a state in their groups, as defaults that nobody can give: schedulefree its mode, for example.
         state = set(getattr(one, "defaults", ())) - set(inspect.signature(type(one)).parameters)
-        for group in getattr(one, "param_groups", []):
+        for group in one.param_groups:
             plain = {name: value for name, value in group.items() if isinstance(value, _PLAIN) and name not in state}
             plain.pop("params", None)
             if has_schedule or "initial_lr" in group:
