@@ -143,6 +143,14 @@ def with_closure(**kwargs: Any) -> Trainer:
     return Trainer(model, loss, torch.optim.AdamW([*model.parameters(), scale], 0.05), **kwargs)
 
 
+def with_several(**kwargs: Any) -> Trainer:
+    """One optimizer has the matrices, another one the biases and what the loss function learns."""
+    model, loss = new_model(), CentreLoss()
+    others = [*(each for each in model.parameters() if each.ndim == 1), loss.centres]
+    matrices = torch.optim.SGD([each for each in model.parameters() if each.ndim == 2], 0.1, 0.9)
+    return Trainer(model, loss, {"matrices": matrices, "others": torch.optim.AdamW(others, 0.05)}, **kwargs)
+
+
 TRAINERS: dict[str, Callable[..., Trainer]] = {
     "a loss with parameters": functools.partial(with_loss, CentreLoss, lambda loss: [loss.centres]),
     "a loss that is no module": functools.partial(with_loss, PlainLoss, lambda loss: loss.weights),
@@ -150,6 +158,7 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "weights of tasks": lambda **kwargs: Tasks(new_model(), **kwargs),
     "a target network": lambda **kwargs: Byol(new_model(), **kwargs),
     "two optimizers": lambda **kwargs: TwoOptimizers(new_model(), **kwargs),
+    "several optimizers": with_several,
     "a critic": lambda **kwargs: Gan(new_model(), **kwargs),
 }
 
