@@ -21,7 +21,7 @@ ROOMS = (
     ("facts", "finetuning", "optional"),
     ("processes",),
     ("data", "models", "progress"),
-    ("activations", "exporting", "folds", "optimizers", "tracking"),
+    ("activations", "exporting", "optimizers", "tracking"),
     ("checkpointing", "schedulers"),
     ("prediction", "report"),
     ("callbacks",),
@@ -29,6 +29,7 @@ ROOMS = (
     ("training",),
     ("looking",),
     ("trainer",),
+    ("recipes",),
     ("huggingface", "__main__"),
 )
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.

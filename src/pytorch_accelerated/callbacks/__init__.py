@@ -23,6 +23,7 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.search import OptunaCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
+from pytorch_accelerated.callbacks.unfreezing import UnfreezeCallback
 from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
@@ -84,6 +85,7 @@ __all__ = [
     "TerminateOnNaNCallback",
     "TrackerCallback",
     "TrainerCallback",
+    "UnfreezeCallback",
     "WSDCheckpointCallback",
     "get_default_callbacks",
     "never_ends_a_run",

@@ -1,6 +1,7 @@
 """Learning-rate schedulers that step once per optimizer update, and base classes for your own."""
 
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
+from pytorch_accelerated.schedulers.one_cycle import one_cycle
 from pytorch_accelerated.schedulers.preview import plot_schedule, scheduled_values
 from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from pytorch_accelerated.schedulers.warmup_scheduler import (
@@ -22,6 +23,7 @@ __all__ = [
     "StatefulSchedulerBase",
     "WSDLrScheduler",
     "estimate_checkpoint_steps",
+    "one_cycle",
     "plot_schedule",
     "scheduled_values",
 ]

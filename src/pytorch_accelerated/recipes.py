@@ -1,22 +1,28 @@
-"""Cross-validation: a model for each fold, and predictions for each row by the one that has not seen it."""
+"""Jobs that take a few lines each time: cross-validation, and fine-tuning."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import Subset
 
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.unfreezing import UnfreezeCallback
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.optimizers import param_groups
+from pytorch_accelerated.schedulers.one_cycle import one_cycle
+from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.trees import merged
 
 if TYPE_CHECKING:
     from pytorch_accelerated.tracking.history import RunHistory
-    from pytorch_accelerated.trainer import Trainer
 
 
 class CrossValidation(NamedTuple):
@@ -80,3 +86,56 @@ def cross_validate(
         trainers.append(trainer)
     place = torch.argsort(torch.tensor(order))
     return CrossValidation(merged(lambda parts: torch.cat(parts)[place], predictions), histories, trainers)
+
+
+def fine_tune(
+    model: nn.Module,
+    loss_func: Callable[..., Any] | None,
+    train_dataset: Any,
+    num_epochs: int,
+    eval_dataset: Any = None,
+    *,
+    head: str | None = None,
+    freeze_epochs: int = 1,
+    lr: float = 2e-3,
+    layer_decay: float = 0.75,
+    weight_decay: float = 0.01,
+    callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+    seed: int | None = None,
+    **train_arguments: Any,
+) -> Trainer:
+    """Train a model whose head is new: the head first, then all of it, with lower rates for earlier layers.
+
+    ::
+
+        model = torchvision.models.resnet18(weights="DEFAULT")
+        model.fc = nn.Linear(512, 10)
+        trainer = fine_tune(model, nn.CrossEntropyLoss(), train_set, 5, eval_set, per_device_batch_size=64)
+
+    One run of AdamW with `one_cycle`, so that it can be resumed, watched and saved like any other. Must be called by
+    all ranks.
+
+    Args:
+        model: the model.
+        loss_func, train_dataset, eval_dataset: see `Trainer`.
+        num_epochs: in which all is trained, after `freeze_epochs`.
+        head: a regular expression for the names of the parameters of the head; default: the last module of the model.
+        freeze_epochs: the epochs before, in which only the head is trained.
+        lr: the highest learning rate of the last layer.
+        layer_decay: the rate of a layer as a multiple of that of the layer after it; see `param_groups`.
+        weight_decay: of AdamW, for all but biases and norms.
+        callbacks, seed: see `Trainer`.
+        train_arguments: further ones of `Trainer.train`.
+
+    Returns:
+        The trainer, after its run.
+    """
+    if head is None:
+        head = f"^{re.escape([name for name, _ in model.named_children()][-1])}[.]"
+    groups = param_groups(model, lr=lr, no_decay=True, layer_decay=layer_decay)
+    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
+    stages = {1: head, freeze_epochs + 1: "."} if freeze_epochs else {1: "."}
+    trainer = Trainer(model, loss_func, optimizer, [UnfreezeCallback(stages), *callbacks], seed=seed)
+    settings = {"create_scheduler_fn": one_cycle(), **train_arguments}
+    trainer.train(train_dataset, freeze_epochs + num_epochs, eval_dataset, **settings)
+    return trainer
