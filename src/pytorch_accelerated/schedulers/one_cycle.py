@@ -31,6 +31,6 @@ def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) ->
     return functools.partial(_make, total_steps=total, max_lr=max_lr, **settings)
 
 
-def _make(optimizer: torch.optim.Optimizer, *, total_steps: int, max_lr: Any, **settings: Any) -> OneCycleLR:
+def _make(optimizer: torch.optim.Optimizer, *, total_steps: Any, max_lr: Any, **settings: Any) -> OneCycleLR:
     highest = [group["lr"] for group in optimizer.param_groups] if max_lr is None else max_lr
     return OneCycleLR(optimizer, highest, total_steps=total_steps, **settings)
