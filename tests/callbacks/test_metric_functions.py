@@ -220,7 +220,7 @@ def test_a_result_that_is_no_number_is_an_error_that_shows_it(value, told):
     ("metrics", "error", "told"),
     [
         (accuracy, ArgumentTypeError, r"'accuracy' is not a metric.*MetricsCallback\(\{'accuracy': function\}\)"),
-        (["accuracy"], ArgumentTypeError, "'accuracy' is not a metric with a name .* Pass a function under a name"),
+        ([accuracy], ArgumentTypeError, "'accuracy' is not a metric with a name .* Pass a function under a name"),
         ({"loss": accuracy}, ConfigurationError, "cannot be called 'loss'"),
         ({"accuracy": torchmetrics.Accuracy}, ArgumentTypeError, r"Pass an instance, Accuracy\(...\)"),
         ({"accuracy": 0.5}, ArgumentTypeError, "neither a function nor a metric"),

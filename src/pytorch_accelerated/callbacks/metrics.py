@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.named_metrics import Task, check_names, metrics_by_name, rows_for, task_of
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.extras import reductions_of, set_update_count
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
@@ -41,21 +42,22 @@ class MetricsCallback(TrainerCallback):
         def accuracy(predictions, targets):
             return (predictions == targets).float().mean()
 
-        metrics = MetricsCallback(
-            {
-                "accuracy": accuracy,
-                "f1": lambda predictions, targets: f1_score(targets, predictions, average="macro"),
-            },
-            predictions="argmax",
-        )
-        Trainer(..., callbacks=[metrics, *DEFAULT_CALLBACKS])
+        Trainer(..., callbacks=[MetricsCallback(["accuracy", "f1"]), *DEFAULT_CALLBACKS])
+        MetricsCallback({"accuracy": accuracy, "kappa": sklearn.metrics.cohen_kappa_score}, predictions="argmax")
 
-    records ``eval_accuracy`` and ``eval_f1`` and, for evaluations within an epoch, ``intermediate_eval_accuracy`` and
-    ``intermediate_eval_f1``. Put this callback before the callbacks that log.
+    The first records ``train_accuracy``, ``train_f1``, ``eval_accuracy`` and ``eval_f1`` and, for evaluations within an
+    epoch, ``intermediate_eval_accuracy`` and ``intermediate_eval_f1``. Of several evaluation sets, the metrics of the
+    first are also recorded under these names. Put this callback before the callbacks that log.
+
+    **Names** are those of metrics of torchmetrics: accuracy, balanced_accuracy, precision, recall, f1, auc,
+    average_precision, mcc and top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. What outputs and targets
+    look like tells the task, which is printed: a score for each class and whole numbers; one score for each sample, or
+    for each of its labels, and 0 or 1; numbers of one shape. Averages over classes give each of them the same weight,
+    except for accuracy; labels of -100 do not count.
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
-    once. Mind the order of the arguments: the functions of scikit-learn take the targets first. A function returns a
+    once. Functions of scikit-learn itself take the targets first, and so get them first. A function returns a
     number, or a dict of numbers, which are recorded by their own names. Functions are not computed in training. Memory:
     during an evaluation each rank keeps the predictions and targets of its own samples in host memory, and at its end,
     for a moment, those of all samples; with ``predictions="argmax"`` these are two numbers a sample. For anything
@@ -71,11 +73,11 @@ class MetricsCallback(TrainerCallback):
     a logit is outside [0, 1], so pass probabilities.
 
     Args:
-        metrics: functions and metrics by name; or a metric of torchmetrics, a sequence of them, or a
+        metrics: names; or functions and metrics by name; or a metric of torchmetrics, a sequence of them, or a
             `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its compute
             groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose states
             happen to be equal after the first batch.
-        during_training: whether to compute metrics of torchmetrics in training.
+        during_training: whether to compute metrics of torchmetrics, also those by name, in training.
         during_evaluation: whether to compute metrics in evaluations.
         predictions: how predictions come out of the model's outputs. None: the outputs, or the entry "logits" of a
             dict. ``"argmax"``: of the same, the index of the highest score in the last dimension. Any other string: the
@@ -99,14 +101,17 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(
         self,
-        metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Any],
+        metrics: Sequence[str] | Metric | MetricCollection | Sequence[Metric] | Mapping[str, Any],
         *,
         during_training: bool = True,
         during_evaluation: bool = True,
         predictions: str | Callable[[Any], Any] | None = None,
         targets: str | Callable[[Any], Any] | None = None,
     ) -> None:
-        self._functions, others = _divided(metrics)
+        self._names = _names_in(metrics)
+        self._task: Task | None = None  # of the names, as soon as a batch has told it
+        self._is_agreed = False  # on that
+        self._functions, others = ({}, None) if self._names else _divided(metrics)
         self._rows: dict[str, InMemoryPredictions] = {}  # evaluations of several models may overlap
         self._batches = 0
         self.metrics = None if others is None else _as_collection(others)
@@ -132,12 +137,12 @@ class MetricsCallback(TrainerCallback):
         """The class; with `predictions` or `targets`, also the names, because a run may have several such callbacks."""
         if self.predictions is None and self.targets is None:
             return type(self).__name__
-        names = [*self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
+        names = [*self._names, *self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reset the metrics, unless the epoch is resumed."""
-        if self._measures_training:
+        if self._measures_training and self.metrics is not None:
             collection = self._collection(trainer, "train_")
             if trainer.run_state.updates_in_epoch == 0:
                 collection.reset()
@@ -147,11 +152,13 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         """Update the metrics with a batch."""
         if self._measures_training:
-            self._collection(trainer, "train_").update(*self._rows_of(batch, batch_output))
+            rows = self._rows_of(trainer, batch, batch_output)
+            self._collection(trainer, "train_").update(*rows)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the metrics of the epoch."""
         if self._measures_training:
+            self._agree(trainer)
             self._record(trainer, "train_", self._collected(trainer, "train_"))
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -166,7 +173,7 @@ class MetricsCallback(TrainerCallback):
         """Update the metrics with a batch."""
         if not self.during_evaluation:
             return
-        predictions, targets = self._rows_of(batch, batch_output)
+        predictions, targets = self._rows_of(trainer, batch, batch_output)
         if self.metrics is not None:
             self._collection(trainer, "eval_").update(predictions, targets)
         if self._functions:
@@ -181,6 +188,7 @@ class MetricsCallback(TrainerCallback):
         """Record the metrics of the evaluation."""
         if not self.during_evaluation:
             return
+        self._agree(trainer)
         values = {} if self.metrics is None else self._collected(trainer, "eval_")
         if self._functions:
             rows = self._collector(trainer).finish()
@@ -230,13 +238,31 @@ class MetricsCallback(TrainerCallback):
 
     @property
     def _measures_training(self) -> bool:
-        return self.during_training and self.metrics is not None
+        return self.during_training and (self.metrics is not None or bool(self._names))
 
     def _key_of(self, trainer: Trainer, purpose: str) -> str:
         return trainer.run_history.metric_name_prefix + purpose
 
-    def _rows_of(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
+    def _begin(self, trainer: Trainer, task: Task) -> None:
+        self._task, self.metrics = task, _as_collection(metrics_by_name(self._names, task))
+        trainer.print(f"Metrics for {task.words}: {', '.join(self._names)}")
+
+    def _agree(self, trainer: Trainer) -> None:
+        """Give a rank that had no batch the task of the others. Must be called by all ranks."""
+        if self._names and not self._is_agreed:
+            tasks = trainer.run_context.ranks.exchange(self._task)
+            task = next((each for each in tasks if each is not None), None)
+            if task is not None and self._task is None:
+                self._begin(trainer, task)
+            self._is_agreed = task is not None
+
+    def _rows_of(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         predictions, targets = self.get_predictions_and_targets(batch, batch_output)
+        if self._names:
+            task = self._task or task_of(self._names, predictions, targets)
+            if self._task is None:
+                self._begin(trainer, task)
+            predictions, targets = rows_for(task, predictions, targets)
         if isinstance(predictions, torch.Tensor):
             # Metrics that keep predictions would keep the graph of every batch.
             predictions = predictions.detach()
@@ -255,7 +281,16 @@ class MetricsCallback(TrainerCallback):
         for name, value in values.items():
             value = stored_value(value)
             value = float(value) if is_scalar(value) else value  # numpy's would be printed as such
-            trainer.run_history.update_metric(name_prefix + name, value)
+            trainer.run_context.reports.record(name_prefix + name, value)
+
+
+def _names_in(metrics: Any) -> list[str]:
+    """The names, if `metrics` are names."""
+    names = [metrics] if isinstance(metrics, str) else metrics
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return []
+    check_names(names)
+    return list(names)
 
 
 def _as_collection(metrics: Any) -> MetricCollection:
@@ -348,8 +383,8 @@ def _divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
             _check_function(name, function)
         return functions, {name: metric for name, metric in metrics.items() if name not in functions} or None
     for each in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
-        if not _is_of_torchmetrics(each) and (callable(each) or isinstance(each, str)):
-            name = getattr(each, "__name__", each)
+        if not _is_of_torchmetrics(each) and callable(each):
+            name = getattr(each, "__name__", type(each).__name__)
             raise ArgumentTypeError(
                 f"{name!r} is not a metric with a name to be recorded under. Pass a function under a name, "
                 f"MetricsCallback({{{name!r}: function}}), or an instance of a metric of torchmetrics."
@@ -387,12 +422,14 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
     found: dict[str, float] = {}
     for name, function in functions.items():
         try:
-            result = function(predictions, targets)
+            is_of_scikit_learn = str(getattr(function, "__module__", "")).startswith("sklearn.")
+            result = function(targets, predictions) if is_of_scikit_learn else function(predictions, targets)
         except Exception as error:
             raise HookOutputError(
                 f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with "
-                f"the predictions {_described(predictions)} and the targets {_described(targets)}, in this order. "
-                "`predictions` and `targets` of MetricsCallback say what they are."
+                f"the predictions {_described(predictions)} and the targets {_described(targets)}, in this order "
+                "(targets first, if it is scikit-learn's). `predictions` and `targets` of MetricsCallback say what they are: "
+                "predictions='argmax' for functions of classes."
             ) from error
         for key, value in (result if isinstance(result, Mapping) else {name: result}).items():
             found[str(key)] = stored_value(value)

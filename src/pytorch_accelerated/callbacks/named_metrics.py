@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -51,61 +51,70 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-class NamedMetrics:
-    """Metrics by name, for the task that a first batch of predictions and targets shows.
+class Task(NamedTuple):
+    """What predictions and targets are compared as.
+
+    Attributes:
+        prefix: the beginning of the names of classes in torchmetrics; empty for numbers.
+        arguments: of these classes.
+        words: the task in words.
+    """
+
+    prefix: str
+    arguments: dict[str, Any]
+    words: str
+
+
+def metrics_by_name(names: Sequence[str], task: Task) -> dict[str, Metric]:
+    """Metrics of torchmetrics.
 
     Args:
         names: those of `check_names`.
-        predictions, targets: of a batch.
+        task: of `task_of`.
 
-    Attributes:
-        task: in words.
-        metrics: of torchmetrics, by name.
+    Raises:
+        MissingDependencyError: if torchmetrics is not installed.
+    """
+    torchmetrics = require("torchmetrics", needed_by="MetricsCallback with names")
+    classes = torchmetrics.classification if task.prefix else torchmetrics
+    metrics = {}
+    for name in names:
+        kind, further = (_OF_CLASSES if task.prefix else _OF_NUMBERS)[name]
+        further = {} if task.prefix == "Binary" else further  # there is nothing to average over
+        metrics[name] = getattr(classes, task.prefix + kind)(**task.arguments, **further)
+    return metrics
+
+
+def rows_for(task: Task, predictions: Any, targets: Any) -> tuple[Any, Any]:
+    """Predictions and targets in the form that the metrics of a task take."""
+    if task.prefix == "Multiclass":
+        return predictions, targets
+    if predictions.ndim > 1 and predictions.shape[-1] == 1:
+        predictions = predictions.squeeze(-1)
+    targets = targets.reshape(predictions.shape)
+    return predictions, targets.long() if task.prefix else targets
+
+
+def task_of(names: Sequence[str], predictions: Any, targets: Any) -> Task:
+    """The task that a batch of predictions and targets shows.
 
     Raises:
         HookOutputError: if no task has such predictions and targets.
-        MissingDependencyError: if torchmetrics is not installed.
     """
-
-    def __init__(self, names: Sequence[str], predictions: Any, targets: Any) -> None:
-        self._prefix, arguments, self.task = _task_of(names, predictions, targets)
-        torchmetrics = require("torchmetrics", needed_by="MetricsCallback with names")
-        classes = torchmetrics.classification if self._prefix else torchmetrics
-        self.metrics: dict[str, Metric] = {}
-        for name in names:
-            kind, further = (_OF_CLASSES if self._prefix else _OF_NUMBERS)[name]
-            if self._prefix in ("", "Multiclass"):
-                arguments_of_name = {**arguments, **further}
-            else:
-                arguments_of_name = {**arguments, **{k: v for k, v in further.items() if self._prefix == "Multilabel"}}
-            self.metrics[name] = getattr(classes, self._prefix + kind)(**arguments_of_name)
-
-    def rows(self, predictions: Any, targets: Any) -> tuple[Any, Any]:
-        """Predictions and targets as these metrics take them."""
-        if self._prefix == "Multiclass":
-            return predictions, targets
-        if predictions.ndim and predictions.shape[-1] == 1 and self._prefix == "Binary":
-            predictions = predictions.squeeze(-1)
-        targets = targets.reshape(predictions.shape)
-        return predictions, targets.long() if self._prefix else targets
-
-
-def _task_of(names: Sequence[str], predictions: Any, targets: Any) -> tuple[str, Mapping[str, Any], str]:
-    """The beginning of the names of classes, their arguments, and the task in words."""
     if isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor):
         if names[0] in _OF_NUMBERS:
             if predictions.numel() == targets.numel():
-                return "", {}, "regression"
+                return Task("", {}, "regression")
         elif predictions.numel() == targets.numel():
             columns = predictions.shape[-1] if predictions.ndim > 1 else 1
             if columns == 1:
-                return "Binary", {"validate_args": False}, "two classes, from one score for each sample"
+                return Task("Binary", {"validate_args": False}, "two classes, one score for each sample")
             labels = {"num_labels": columns, "validate_args": False}
-            return "Multilabel", labels, f"{columns} labels for each sample"
+            return Task("Multilabel", labels, f"{columns} labels of each sample")
         elif predictions.ndim == targets.ndim + 1 and not targets.is_floating_point():
             classes = predictions.shape[1]
             settings = {"num_classes": classes, "ignore_index": _IGNORED, "validate_args": False}
-            return "Multiclass", settings, f"{classes} classes"
+            return Task("Multiclass", settings, f"{classes} classes")
     shapes = [
         f"{tuple(each.shape)} {each.dtype}" if isinstance(each, torch.Tensor) else repr(each)[:60]
         for each in (predictions, targets)

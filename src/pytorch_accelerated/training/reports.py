@@ -96,11 +96,7 @@ class LossReports:
             )
 
     def record_mean(self, losses: LossTracker, metric_name: str) -> None:
-        """Record the mean loss per item over all ranks, and start a new mean.
-
-        That of the first of several evaluation sets is also recorded without the name of the set.
-        """
-        history = self._context.history
+        """Record the mean loss per item over all ranks, and start a new mean."""
         total, count, batches = self._context.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
         if batches and not count and not losses.leaves_out_non_finite:
             raise DataError(
@@ -108,11 +104,16 @@ class LossReports:
                 f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
             )
         mean = total / count if count else math.nan if losses.leaves_out_non_finite else losses.average
+        self.record(metric_name, mean)
+        losses.reset()
+
+    def record(self, metric_name: str, value: Any) -> None:
+        """Record a metric; that of the first of several evaluation sets also without the name of the set."""
+        history = self._context.history
         if history.evaluation_set and history.evaluation_set not in self._context.loaders.further_eval:
             with history.measuring_on(""):
-                history.update_metric(metric_name, mean)
-        history.update_metric(metric_name, mean)
-        losses.reset()
+                history.update_metric(metric_name, value)
+        history.update_metric(metric_name, value)
 
 
 class ShownWarnings:
