@@ -428,8 +428,8 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
             raise HookOutputError(
                 f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with "
                 f"the predictions {_described(predictions)} and the targets {_described(targets)}, in this order "
-                "(targets first, if it is scikit-learn's). `predictions` and `targets` of MetricsCallback say what they are: "
-                "predictions='argmax' for functions of classes."
+                "(targets first for scikit-learn's). `predictions` and `targets` of MetricsCallback say what they "
+                "are: predictions='argmax' for functions of classes."
             ) from error
         for key, value in (result if isinstance(result, Mapping) else {name: result}).items():
             found[str(key)] = stored_value(value)
