@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from pytorch_accelerated.checkpointing.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -21,8 +23,9 @@ from pytorch_accelerated.checkpointing.layout import (
     Manifest,
 )
 from pytorch_accelerated.checkpointing.policy import Retention, judged_states, read_metric_records
+from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.state_folder import part_names
+from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.verify import (
     find_damage,
     looks_like_state,
@@ -78,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--metric", metavar="NAME", help="a name in the run history, such as eval_loss_epoch")
     prune.add_argument("--greater-is-better", action="store_true", help="the greatest values of --metric are the best")
     prune.add_argument("--yes", action="store_true", help="delete without asking")
+    average = add("average", _average, "write the mean of the weights of the newest training states to a file")
+    average.add_argument("--last", type=int, default=5, metavar="N", help="of how many; default: 5")
+    average.add_argument("--output", type=Path, default=Path("average.pt"), metavar="FILE", help="the file to write")
     help = "write a page that shows runs side by side: curves, best values, and what differs in their settings"
     compare = topics.add_parser("compare", help=help, description=f"W{help[1:]}.")
     compare.set_defaults(run=_compare)
@@ -210,6 +216,25 @@ def _show(options: argparse.Namespace) -> int:
     if metrics:
         _print()
         _table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update"))
+    return 0
+
+
+def _average(options: argparse.Namespace) -> int:
+    """Write a file for `Trainer.load_checkpoint`. Integers are those of the newest state."""
+    found = [one for one in _states_in(options.folder) if not one.complaint and "updates" in one.manifest.facts]
+    states = found[-options.last :] if options.last > 0 else []
+    if len(states) < 2:
+        raise CheckpointError(f"There are {len(states)} training states to average in {str(options.folder)!r}.")
+    sums: dict[str, torch.Tensor] = {}
+    newest: dict[str, torch.Tensor] = {}
+    for one in states:
+        newest = read_state(one.folder, ["model"])[1]["model"]
+        for name, value in newest.items():
+            if value.is_floating_point():
+                sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + value
+    means = {name: (total / len(states)).to(newest[name].dtype) for name, total in sums.items()}
+    save_portable(options.output, {"model_state_dict": {**newest, **means}})
+    _print(f"Wrote the mean of {', '.join(one.folder.name for one in states)} to {options.output}")
     return 0
 
 

@@ -204,7 +204,6 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         (f"a method that is not there: {name}", called(name), AttributeError, f"Trainer has no `{name}`.*{remedy}")
         for name, remedy in (
             ("push_to_hub", r"trainer\.model\.push_to_hub"),
-            ("hyperparameter_search", "in a loop"),
             ("_get_num_items_in_batch", "Override `count_items`"),
         )
     ),

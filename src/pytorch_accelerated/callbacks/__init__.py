@@ -26,7 +26,7 @@ from pytorch_accelerated.callbacks.trackers import TrackerCallback
 from pytorch_accelerated.callbacks.unfreezing import UnfreezeCallback
 from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
@@ -77,6 +77,7 @@ __all__ = [
     "ProfilerCallback",
     "ProgressBarCallback",
     "ReportCallback",
+    "SWACallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",

@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier_file
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
-from pytorch_accelerated.errors import NonFiniteLossError
+from pytorch_accelerated.compat.torch import is_batch_norm
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.models.kept import kept
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -51,6 +56,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     ranks_agree_after_each_update = False
 
+    _prefix = "ema_model_"  # of the names of its metrics
     _ema_model: ModelEma | None = None
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
@@ -109,7 +115,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         is_training = trainer.run_context.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
             trainer.run_context.evaluation_sets.evaluate_other_model(
-                self._average(trainer).module, metric_name_prefix="ema_model_", callbacks=self.callbacks
+                self._average(trainer).module, metric_name_prefix=self._prefix, callbacks=self.callbacks
             )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -151,3 +157,97 @@ class ModelEmaCallback(SaveBestModelCallback):
         module = self._average(trainer).module
         check_finite(module.named_parameters())
         super()._save(trainer, {**entries, "model_state_dict": canonical_state_dict(module)})
+
+
+class SWACallback(ModelEmaCallback):
+    """Averages the weights that the model has at the ends of the last epochs: stochastic weight averaging.
+
+    The average is evaluated and saved at the end of the run; the names of its metrics have the prefix ``swa_model_``.
+    The statistics of its BatchNorm layers are computed anew before, in one pass over the training data. The trainer's
+    own model is never changed. A rate that stays high, such as that of ``SWALR`` of torch, makes it useful.
+
+    Args:
+        start: the share of the epochs after which averaging begins, in [0, 1).
+        evaluate_during_training: whether there is an evaluation set on which to evaluate the average.
+        save_path, callbacks: see `ModelEmaCallback`.
+
+    Attributes:
+        averaged_epochs: of how many epochs it is the average.
+
+    Raises:
+        ConfigurationError: if `start` is outside [0, 1).
+
+    Source: Izmailov et al. (2018), "Averaging weights leads to wider optima", arXiv 1803.05407.
+    """
+
+    _prefix = "swa_model_"
+    on_optimizer_step_end = TrainerCallback.on_optimizer_step_end
+
+    def __init__(
+        self,
+        start: float = 0.75,
+        evaluate_during_training: bool = True,
+        save_path: str | Path = "swa_model.pt",
+        callbacks: Iterable[Any] = (),
+    ) -> None:
+        if not 0 <= start < 1:
+            raise ConfigurationError(f"`start` is {start}, but it is a share of the epochs: give 0 or more, below 1.")
+        name = "swa_model_eval_loss_epoch"
+        super().__init__(0.0, evaluate_during_training, save_path, watch_metric=name, callbacks=callbacks)
+        self.start = start
+        self.averaged_epochs = 0
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Begin anew, or continue the average of the run that is being resumed."""
+        if trainer.run_state.updates == 0:
+            self.averaged_epochs = 0
+        super().on_training_run_start(trainer, **kwargs)
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Add the weights of the epoch to the average; in the last epoch, compute the statistics of its BatchNorm."""
+        done, epochs = trainer.run_state.epochs + 1, trainer.run_config.num_epochs or 1
+        if done > self.start * epochs:
+            average = self._average(trainer)
+            average.decay = self.averaged_epochs / (self.averaged_epochs + 1)
+            average.update(trainer.get_model())
+            self.averaged_epochs += 1
+        if trainer.run_context.is_last_epoch and self.averaged_epochs:
+            self._refresh_statistics(trainer)
+
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Evaluate the average in the last epoch."""
+        if trainer.run_context.is_last_epoch:
+            super().on_eval_epoch_end(trainer, is_intermediate=is_intermediate, **kwargs)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save the average in the last epoch."""
+        if trainer.run_context.is_last_epoch:
+            super().on_training_run_epoch_end(trainer, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average, and of how many epochs it is."""
+        return {**super().state_dict(), "averaged_epochs": self.averaged_epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the average of the run that is being resumed."""
+        super().load_state_dict(state)
+        require_kinds(state, {"averaged_epochs": (int,)}, of=type(self).__name__)
+        self.averaged_epochs = state["averaged_epochs"]
+
+    def _refresh_statistics(self, trainer: Trainer) -> None:
+        """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""
+        module, context = self._average(trainer).module, trainer.run_context
+        layers = [layer for layer in module.modules() if is_batch_norm(layer)]
+        if not layers:
+            return
+        with kept() as before, torch.no_grad():
+            before.generators()
+            before.attributes(context, model=module)
+            for layer in layers:
+                layer.reset_running_stats()  # type: ignore[operator]
+                before.attributes(layer, momentum=None)  # the mean over all batches
+                layer.train()
+            for batch in context.loaders.train:
+                trainer.calculate_predict_batch_outputs(batch)
+        module.eval()
+        context.ranks.copy_from_first(list(module.buffers()))

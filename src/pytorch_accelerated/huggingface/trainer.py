@@ -55,6 +55,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
+from pytorch_accelerated.models.optimizers import as_one
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
 
@@ -124,6 +125,7 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
+        optimizers = as_one(optimizers[0]), optimizers[1]
         parts = model, model_init, optimizers, optimizer_cls_and_kwargs
         complaints = refusing.complaints_about_parts(args, *parts)
         args.check()
@@ -205,20 +207,18 @@ class Trainer(TrainerHooks):
 
         Args:
             resume_from_checkpoint: a checkpoint's path, or True for the last one in ``args.output_dir``.
-            trial: must be None, because this trainer does not search for hyperparameters.
+            trial: of a search, for a `model_init` that takes it.
             ignore_keys_for_eval: outputs of the model that evaluations leave out.
 
         Raises:
             ConfigurationError: a ValueError, if there is no such checkpoint, or nothing to train on.
             NonFiniteLossError: if a checkpoint was due and a parameter was NaN or infinite.
         """
-        if trial is not None:
-            raise ConfigurationError("`trial` must be None: make a Trainer with the trial's arguments for each trial.")
         self.args.check()
         refusing.refuse(_complaints_about_data(self))
         if self.model_init is not None:
             parallel.seed_run(self.args)
-            self.model = self.model_wrapped = self.call_model_init()
+            self.model = self.model_wrapped = self.call_model_init(trial)
             self.callback_handler.model = self.model
             self._signature_columns = None
             self._make_model_ready()
@@ -261,6 +261,43 @@ class Trainer(TrainerHooks):
             size = restoring.read_trainer_state(checkpoint).train_batch_size or size
         stateful = [part for part in (optimizer, schedule) if part is not None]
         return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(engine.ranks, text))
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: str | None = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Train with different arguments, and return the best ones, by Optuna. For one process.
+
+        Checkpoints of a trial are in ``run-<number>`` of ``args.output_dir``. The arguments are the given ones again
+        afterwards; the model is that of the last trial.
+
+        Args:
+            hp_space: arguments by name for a trial; default: rate, epochs, seed and batch size.
+            compute_objective: the value of a trial from the metrics of an evaluation; default: their sum, or the loss.
+            n_trials: how many.
+            direction: "minimize" or "maximize"; a list for several objectives.
+            backend: "optuna".
+            hp_name: a name for a trial.
+            kwargs: of `optuna.create_study` and `optuna.Study.optimize`, such as ``storage`` and ``timeout``.
+
+        Returns:
+            A named tuple with `run_id`, `objective` and `hyperparameters`.
+
+        Raises:
+            ConfigurationError: without `model_init`, on several processes, or for another backend.
+        """
+        from pytorch_accelerated.huggingface import search
+
+        if backend not in (None, "optuna"):
+            raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
+        space, value = hp_space or search.default_hp_space, compute_objective or search.default_compute_objective
+        return search.search(self, space, value, n_trials, direction, hp_name, **kwargs)
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch, and return its share of the loss of the update, detached.

@@ -46,12 +46,14 @@ class LearningRateTest:
             one may be infinite or NaN.
         ratios: the rate of each parameter group as a share of the largest one.
         has_diverged: whether the test ended early because the loss grew.
+        groups: the parameter groups of the optimizer.
     """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     ratios: tuple[float, ...]
     has_diverged: bool
+    groups: Sequence[dict[str, Any]] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
     def suggestion(self) -> float | None:
@@ -73,6 +75,17 @@ class LearningRateTest:
     def suggestions(self) -> tuple[float, ...] | None:
         """The suggested rate of each parameter group."""
         return None if self.suggestion is None else tuple(self.suggestion * ratio for ratio in self.ratios)
+
+    def apply(self) -> None:
+        """Give the optimizer the suggested rates.
+
+        Raises:
+            ConfigurationError: if there is no suggestion.
+        """
+        if self.suggestions is None:
+            raise ConfigurationError(f"There is no learning rate to apply. {self!r}")
+        for group, rate in zip(self.groups, self.suggestions, strict=True):
+            group["lr"] = rate
 
     @property
     def smoothed_losses(self) -> tuple[float, ...]:
@@ -150,7 +163,9 @@ def find_learning_rate(
     test = _RangeTest(min_lr, max_lr, num_updates)
     with rehearsal(trainer, [*preparing(trainer.callback_handler), test]):
         trainer.train(train_dataset, **{**arguments, **_FORCED, "max_num_train_steps": num_updates})
-        return LearningRateTest(tuple(test.rates), tuple(test.losses), test.ratios, test.has_diverged)
+        return LearningRateTest(
+            tuple(test.rates), tuple(test.losses), test.ratios, test.has_diverged, trainer.optimizer.param_groups
+        )
 
 
 class _RangeTest(TrainerCallback):

@@ -117,6 +117,11 @@ class Optimizers(torch.optim.Optimizer):
             first = numbers.stop
 
 
+def as_one(optimizer: Any) -> Any:
+    """Several optimizers in a list, a tuple or a dict as one; anything else as it is."""
+    return Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
+
+
 def _size(groups: Iterable[Mapping[str, Any]]) -> int:
     return sum(len(group["params"]) for group in groups)
 

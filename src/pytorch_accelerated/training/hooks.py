@@ -29,7 +29,7 @@ from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.models.optimizers import Optimizers, create_schedules
+from pytorch_accelerated.models.optimizers import as_one, create_schedules
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator, given_accelerator
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.progress.bars import print_above_bars
@@ -101,7 +101,7 @@ class TrainerHooks:
         self.run_context.loaders = Loaders()
         self.model = model
         self.loss_func = loss_func
-        self.optimizer = Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
+        self.optimizer = as_one(optimizer)
         self.run_history = run_history if run_history is not None else InMemoryRunHistory()
         self.scheduler = None
         self.create_scheduler_fn: Any = None

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.optional import require
 
 Factor = Callable[[int], float]
@@ -47,6 +48,12 @@ _OF_BITSANDBYTES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rmsprop": ("RMSprop", ()),
 }
 
+_OF_SCHEDULEFREE: dict[OptimizerNames, tuple[str, tuple[str, ...]]] = {
+    OptimizerNames.SCHEDULE_FREE_ADAMW: ("AdamWScheduleFree", _ADAM),
+    OptimizerNames.SCHEDULE_FREE_RADAM: ("RAdamScheduleFree", _ADAM),
+    OptimizerNames.SCHEDULE_FREE_SGD: ("SGDScheduleFree", ()),
+}
+
 
 def get_optimizer_cls_and_kwargs(
     args: Arguments, model: Any = None
@@ -64,6 +71,13 @@ def get_optimizer_cls_and_kwargs(
     if name is OptimizerNames.ADAFACTOR:
         classes = require("transformers.optimization", needed_by=needed_by)
         kind, others = "Adafactor", {"scale_parameter": False, "relative_step": False}
+    elif name is OptimizerNames.MUON:
+        hidden = {id(each) for each in _hidden_matrices(model)}
+        return MuonWithAdamW, {"lr": args.learning_rate, "hidden": hidden, **adam, **given}
+    elif name.startswith("schedule_free"):
+        classes = require("schedulefree", needed_by=needed_by)
+        kind, taken = _OF_SCHEDULEFREE[name]
+        others = {} if name is OptimizerNames.SCHEDULE_FREE_RADAM else {"warmup_steps": int(args.warmup_steps)}
     elif name in _OF_TORCH:
         classes, (kind, taken, others) = torch.optim, _OF_TORCH[name]
     else:
@@ -76,6 +90,40 @@ def get_optimizer_cls_and_kwargs(
             adam["betas"] += (given.pop("beta3", 0.9999),)
     chosen = {one: adam[one] for one in taken}
     return getattr(classes, kind), {"lr": args.learning_rate, **chosen, **others, **given}
+
+
+class MuonWithAdamW(Optimizers):
+    """Muon for the matrices of hidden layers, AdamW for the rest, at one learning rate.
+
+    Args:
+        params: groups of parameters.
+        hidden: the ids of the matrices.
+        lr: the learning rate; Muon's is adjusted so that updates are as large as AdamW's.
+        adam: further settings of AdamW.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]], *, hidden: Collection[int], lr: float, **adam: Any) -> None:
+        groups = list(params)
+
+        def those(is_hidden: bool) -> list[dict[str, Any]]:
+            chosen = [[each for each in group["params"] if (id(each) in hidden) is is_hidden] for group in groups]
+            return [{**group, "params": one} for group, one in zip(groups, chosen, strict=True) if one]
+
+        optimizers: dict[str, torch.optim.Optimizer] = {}
+        if those(True):
+            optimizers["muon"] = torch.optim.Muon(those(True), lr=lr, adjust_lr_fn="match_rms_adamw")
+        if those(False):
+            optimizers["adamw"] = torch.optim.AdamW(those(False), lr=lr, **adam)
+        super().__init__(optimizers)
+        self.defaults = {"lr": lr}
+
+
+def _hidden_matrices(model: nn.Module) -> list[torch.Tensor]:
+    """The weights of all linear layers but the last one, or that of a language model, and those of embeddings."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    last = getattr(model, "get_output_embeddings", lambda: None)() or (linear[-1] if linear else None)
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [module.weight for module in linear if module is not last and id(module.weight) not in tied]
 
 
 def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:

@@ -41,7 +41,6 @@ _HOOKS_ELSEWHERE = {
 # Methods of `transformers`' Trainer that scripts call.
 _METHODS_ELSEWHERE = {
     **_HOOKS_ELSEWHERE,
-    "hyperparameter_search": "Make a Trainer for each choice, in a loop, with `model_init` or a new model.",
     "init_hf_repo": "Call `huggingface_hub.create_repo(...)`.",
     "push_to_hub": "Call `trainer.model.push_to_hub(...)`, and the same of the `processing_class`.",
 }
