@@ -222,7 +222,8 @@ def _show(options: argparse.Namespace) -> int:
 def _average(options: argparse.Namespace) -> int:
     """Write a file for `Trainer.load_checkpoint`. Integers are those of the newest state."""
     found = [one for one in _states_in(options.folder) if not one.complaint and "updates" in one.manifest.facts]
-    states = found[-options.last :] if options.last > 0 else []
+    by_update = {one.manifest.facts["updates"]: one for one in found}  # the last epoch is often saved as `final`, too
+    states = list(by_update.values())[-options.last :] if options.last > 0 else []
     if len(states) < 2:
         raise CheckpointError(f"There are {len(states)} training states to average in {str(options.folder)!r}.")
     sums: dict[str, torch.Tensor] = {}

@@ -254,7 +254,6 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     # Training
     ("nothing to train", trained(num_train_epochs=0), ConfigurationError, "`num_train_epochs` is 0.*`max_steps`"),
     ("a frozen model", trained(parts={"model": FROZEN}), DataError, "The loss has no gradient"),
-    ("a trial", called("train", None, "a trial"), ConfigurationError, "`trial` must be None"),
     *(
         (f"resuming from {source!r}", called("train", source), TypeError, "PathLike")
         for source in (5, 1.0, ["checkpoint-1"])
