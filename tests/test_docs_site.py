@@ -18,12 +18,15 @@ DOCS = REPOSITORY / "docs"
 # The modules that users import from. Deeper ones are for reading, not for importing.
 MODULES = [
     "pytorch_accelerated",
+    "pytorch_accelerated.activations",
     "pytorch_accelerated.callbacks",
     "pytorch_accelerated.errors",
     "pytorch_accelerated.finetuning",
     "pytorch_accelerated.huggingface",
     "pytorch_accelerated.looking",
+    "pytorch_accelerated.optimizers",
     "pytorch_accelerated.prediction",
+    "pytorch_accelerated.recipes",
     "pytorch_accelerated.run_config",
     "pytorch_accelerated.schedulers",
     "pytorch_accelerated.tracking",
@@ -40,28 +43,63 @@ from sphinx.application import Sphinx
 app = Sphinx({str(DOCS)!r}, {str(DOCS)!r}, "out", "doctrees", "dummy", status=None, warningiserror=True)
 app.build()
 assert not app.statuscode
-print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_domain.objects)]))
+words = {{page: [entry[1] for entry in entries] for page, entries in app.env.domains.index_domain.entries.items()}}
+print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_domain.objects), words]))
 """
 
 
 class Site(NamedTuple):
-    """The names of its pages, and of the entries of its reference."""
+    """The names of its pages, of the entries of its reference, and the words in the index by page."""
 
     pages: set[str]
     entries: set[str]
+    words: dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     built = run_forked(BUILD, cwd=tmp_path_factory.mktemp("site"))
-    pages, entries = json.loads(built.stdout.splitlines()[-1])
-    return Site(set(pages), set(entries))
+    pages, entries, words = json.loads(built.stdout.splitlines()[-1])
+    return Site(set(pages), set(entries), words)
 
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(site: Site) -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert {page for page in pages if not page.startswith("_build")} - {"design/README"} <= site.pages
+
+
+# What people search for, and the page that the search shows first: an entry of the index counts more than a text.
+SEARCHED = {
+    "several_processes": ("multi-gpu", "ddp"),
+    "precision": ("amp", "mixed precision"),
+    "serving": ("onnx", "export"),
+    "cross_validation": ("cross-validation", "k-fold"),
+    "imbalanced": ("imbalanced", "class weights"),
+    "fine_tuning": ("transfer learning",),
+    "own_loss": ("custom loss",),
+    "best_model": ("early stopping",),
+    "tracking": ("tensorboard", "experiment tracking"),
+    "regression": ("regression",),
+    "images": ("image folder",),
+    "notebooks": ("colab",),
+    "sweep": ("optuna",),
+    "predictions": ("predict_proba",),
+    "before_training": ("learning rate finder",),
+    "ema": ("ema",),
+    "profiling": ("profiling",),
+    "optimizers": ("muon",),
+}
+
+
+@pytest.mark.slow
+def test_the_index_leads_from_the_words_of_users_to_one_page(site: Site) -> None:
+    pages: dict[str, set[str]] = {}
+    for page, words in site.words.items():
+        for word in words if not page.startswith("reference/") else ():
+            pages.setdefault(word, set()).add(page)
+    expected = {word: {f"how_to/{page}"} for page, words in SEARCHED.items() for word in words}
+    assert {word: pages.get(word) for word in expected} == expected
 
 
 def test_every_file_that_a_page_links_to_exists() -> None:

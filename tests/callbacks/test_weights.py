@@ -26,7 +26,8 @@ from tests.callbacks.runs import (
     values_of,
     weights_of,
 )
-from tests.support.processes import run_on_ranks
+from tests.support import sharding
+from tests.support.processes import REPOSITORY, run_on_ranks
 from tests.support.reference import TOLERANCE
 
 
@@ -231,3 +232,14 @@ for evaluate in (True, False):
 @pytest.mark.processes
 def test_two_ranks_have_one_average(tmp_path: Path) -> None:
     run_on_ranks(SCRIPT, 2, cwd=tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_average_of_a_sharded_model_is_that_of_one_process(ranks: int, tmp_path: Path) -> None:
+    average = ModelEmaCallback(0.7, save_path=tmp_path / "alone_average.pt")
+    trainer = sharding.train(sharding.make_trainer(shards=False, callbacks=[average]), ranks=1)
+    losses = list(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch"))
+    saved = dict(torch.load(tmp_path / "alone_average.pt")["model_state_dict"])
+    torch.save({"losses": losses, "average": saved}, tmp_path / "alone.pt")
+    run_on_ranks(REPOSITORY / "tests" / "ranks" / "sharded_average.py", ranks, tmp_path, cwd=REPOSITORY)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier_file
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
+from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_model_finite, load_canonical
 from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
-from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
 from pytorch_accelerated.models.kept import kept
+from pytorch_accelerated.models.sharding import has_shards, whole
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -34,7 +37,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     scheduler, because they belong to the model itself.
 
     On several ranks, the averages of parameters are equal. Averages of buffers that each rank has for itself (the
-    statistics of BatchNorm) differ; those of rank 0 are evaluated and saved.
+    statistics of BatchNorm) differ; those of rank 0 are evaluated and saved. Of a sharded model, each rank averages its
+    own parts, and the average takes the model's place while it is evaluated and saved.
 
     Args:
         decay: the weight of the past, in [0, 1).
@@ -57,7 +61,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     ranks_agree_after_each_update = False
 
     _prefix = "ema_model_"  # of the names of its metrics
-    _ema_model: ModelEma | None = None
+    _ema_model: Any = None  # a `ModelEma`, or a `ShardedEma`
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
 
@@ -80,12 +84,14 @@ class ModelEmaCallback(SaveBestModelCallback):
         self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
 
     @property
-    def ema_model(self) -> ModelEma | None:
-        """The average; None before the first run."""
-        if self._ema_model is not None and self._loaded_weights is not None:
-            load_canonical(self._ema_model, self._loaded_weights)
+    def ema_model(self) -> Any:
+        """The average, a `ModelEma`; None before the first run. That of a sharded model has no ``module``."""
+        average = self._ema_model
+        if average is not None and self._loaded_weights is not None:
+            is_sharded = isinstance(average, ShardedEma)
+            average.load(self._loaded_weights) if is_sharded else load_canonical(average, self._loaded_weights)
             self._loaded_weights = None
-        return self._ema_model
+        return average
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the average with a copy of the model, or continue that of the run that is being resumed."""
@@ -114,9 +120,10 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer.run_context.loaders.train is not None
         if self.evaluate_during_training and is_training and not is_intermediate:
-            trainer.run_context.evaluation_sets.evaluate_other_model(
-                self._average(trainer).module, metric_name_prefix=self._prefix, callbacks=self.callbacks
-            )
+            with self._as_module(trainer) as module:
+                trainer.run_context.evaluation_sets.evaluate_other_model(
+                    module, metric_name_prefix=self._prefix, callbacks=self.callbacks
+                )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it is the best so far."""
@@ -127,7 +134,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Save the average if it was never evaluated."""
         if self.evaluate_during_training:
             return
-        trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
+        if isinstance(self._average(trainer), ModelEma):
+            trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
         except NonFiniteLossError as error:
@@ -137,7 +145,10 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""
-        weights = None if self.ema_model is None else dict(canonical_state_dict(self.ema_model))
+        average = self.ema_model
+        weights = average.averages if isinstance(average, ShardedEma) else None
+        if isinstance(average, ModelEma):
+            weights = dict(canonical_state_dict(average))
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,25 +157,36 @@ class ModelEmaCallback(SaveBestModelCallback):
         require_kinds(state, {"ema_model": (dict, OrderedDict, type(None))}, of=type(self).__name__)
         self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
 
-    def _average(self, trainer: Trainer) -> ModelEma:
+    def _average(self, trainer: Trainer) -> Any:
         if self._ema_model is None:
-            self._ema_model = self.model_ema(trainer.get_model(), decay=self.decay)
-        average = self.ema_model
-        assert average is not None
-        return average
+            model = trainer.get_model()
+            kind = ShardedEma if self.model_ema is ModelEma and has_shards(model) else self.model_ema
+            self._ema_model = kind(model, decay=self.decay)
+        return self.ema_model
+
+    @contextlib.contextmanager
+    def _as_module(self, trainer: Trainer) -> Iterator[Any]:
+        """The average as a module: its own one, or the sharded model of the run with the average in it."""
+        average = self._average(trainer)
+        if isinstance(average, ModelEma):
+            yield average.module
+        else:
+            with average.in_place_of(trainer.get_model()):
+                yield trainer.model
 
     def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
-        module = self._average(trainer).module
-        check_finite(module.named_parameters())
-        super()._save(trainer, {**entries, "model_state_dict": canonical_state_dict(module)})
+        with self._as_module(trainer) as module:
+            check_model_finite(module, trainer.run_context.ranks)
+            super()._save(trainer, {**entries, "model_state_dict": whole(canonical_state_dict(module))})
 
 
 class SWACallback(ModelEmaCallback):
     """Averages the weights that the model has at the ends of the last epochs: stochastic weight averaging.
 
     The average is evaluated and saved at the end of the run; the names of its metrics have the prefix ``swa_model_``.
-    The statistics of its BatchNorm layers are computed anew before, in one pass over the training data. The trainer's
-    own model is never changed. A rate that stays high, such as that of ``SWALR`` of torch, makes it useful.
+    The statistics of its BatchNorm layers are computed anew before, in one pass over the training data; those of a
+    sharded model are averages, too. The trainer's own model is never changed. A rate that stays high, such as that of
+    torch's ``SWALR``, makes it useful.
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).
@@ -236,7 +258,8 @@ class SWACallback(ModelEmaCallback):
 
     def _refresh_statistics(self, trainer: Trainer) -> None:
         """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""
-        module, context = self._average(trainer).module, trainer.run_context
+        average, context = self._average(trainer), trainer.run_context
+        module = average.module if isinstance(average, ModelEma) else nn.Module()
         layers = [layer for layer in module.modules() if is_batch_norm(layer)]
         if not layers:
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,7 +20,8 @@ from pytorch_accelerated.compat.torch import (
     tensor_stores,
 )
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.sharding import has_shards
+from pytorch_accelerated.models.kept import kept
+from pytorch_accelerated.models.sharding import has_shards, own_part, sharded_like
 from pytorch_accelerated.models.wrappers import innermost
 
 
@@ -116,6 +119,55 @@ class ModelEma(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the average must not include a copy of the model.
         return {**super().__getstate__(), "_pairs": None}  # type: ignore[no-untyped-call]
+
+
+class ShardedEma:
+    """An exponential moving average of a sharded model, of which each rank averages its own parts.
+
+    torch cannot copy such a model, so the average takes its place for as long as it is evaluated or saved.
+
+    Args:
+        model: the model, sharded.
+        decay: see `ModelEma`.
+
+    Attributes:
+        averages: the average, by the names of the bare model; sharded as the model is.
+        decay: as passed; it may be changed between updates.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.averages: dict[str, Tensor] = {name: each.detach().clone() for name, each in self._entries(model)}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move the average a little towards `model`, as `ModelEma.update` does. Does not wait for the device."""
+        values = {name: own_part(each) for name, each in self._entries(model)}
+        pairs = [(own_part(average), values[name]) for name, average in self.averages.items()]
+        moving = [pair for pair in pairs if pair[0].is_floating_point() and pair[0].numel()]
+        move_towards([average for average, _ in moving], [value for _, value in moving], 1 - self.decay)
+        for average, value in pairs:
+            if not average.is_floating_point():
+                average.copy_(value)
+
+    @contextlib.contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Context in which `model` has the average. Afterwards it is as before, to the bit. All ranks must enter it."""
+        entries = dict(self._entries(model))
+        with kept() as before, torch.no_grad():
+            before.tensors(own_part(each) for each in entries.values())
+            for name, each in entries.items():
+                own_part(each).copy_(own_part(self.averages[name]))
+            yield
+
+    def load(self, averages: Mapping[str, Tensor]) -> None:
+        """Continue an average that was saved, sharded in any way or not at all."""
+        for name, value in averages.items():
+            own_part(self.averages[name]).copy_(own_part(sharded_like(self.averages[name], value)))
+
+    @staticmethod
+    def _entries(model: nn.Module) -> list[tuple[str, Tensor]]:
+        return [(name, _entry_at(place)) for name, place in _find_entries(innermost(model)).items()]
 
 
 class _Pairs:
