@@ -159,6 +159,7 @@ class ShardedEma:
             for name, each in entries.items():
                 own_part(each).copy_(own_part(self.averages[name]))
             yield
+            self._entries(model)  # whole parts of the average must not outlast it
 
     def load(self, averages: Mapping[str, Tensor]) -> None:
         """Continue an average that was saved, sharded in any way or not at all."""
@@ -167,6 +168,9 @@ class ShardedEma:
 
     @staticmethod
     def _entries(model: nn.Module) -> list[tuple[str, Tensor]]:
+        for module in model.modules():  # after a forward pass, a part may be whole for a while
+            if hasattr(module, "reshard"):
+                module.reshard()
         return [(name, _entry_at(place)) for name, place in _find_entries(innermost(model)).items()]
 
 
