@@ -169,8 +169,8 @@ class ShardedEma:
     @staticmethod
     def _entries(model: nn.Module) -> list[tuple[str, Tensor]]:
         for module in model.modules():  # after a forward pass, a part may be whole for a while
-            if hasattr(module, "reshard"):
-                module.reshard()
+            if callable(reshard := getattr(module, "reshard", None)):
+                reshard()
         return [(name, _entry_at(place)) for name, place in _find_entries(innermost(model)).items()]
 
 
