@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.unfreezing import UnfreezeCallback
+from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.optimizers import param_groups

@@ -25,10 +25,10 @@ from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check
 from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
 from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.models.wrappers import bare_model
+from pytorch_accelerated.optional import require
 from pytorch_accelerated.steps.guarded import RollBack
 from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.training import preparing
-from pytorch_accelerated.training.checks import check_evaluation, check_training, refuse_within_a_run
+from pytorch_accelerated.training import checks, preparing
 from pytorch_accelerated.training.evaluation import Evaluation, gather_rows, predict_rows
 from pytorch_accelerated.training.hooks import TrainerHooks
 from pytorch_accelerated.training.starting import at_work, ending
@@ -177,7 +177,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        refuse_within_a_run(self.run_context, "train", "Call it when the run is over, or use another trainer.")
+        checks.refuse_within_a_run(self.run_context, "train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -198,7 +198,7 @@ class Trainer(TrainerHooks):
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
-        check_training(self.run_context, settings, train_dataset, eval_dataset, create_scheduler_fn)
+        checks.check_training(self.run_context, settings, train_dataset, eval_dataset, create_scheduler_fn)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
@@ -242,9 +242,9 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        refuse_within_a_run(self.run_context, "evaluate", "Call `trainer.request_evaluation()` instead.")
+        checks.refuse_within_a_run(self.run_context, "evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        check_evaluation(self.run_context, dataset)
+        checks.check_evaluation(self.run_context, dataset)
         self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
@@ -328,11 +328,10 @@ class Trainer(TrainerHooks):
             PytorchAcceleratedError: if the exported model computes something else.
             MissingDependencyError: if ``onnxscript`` or ``onnxruntime`` is not installed.
         """
-        from pytorch_accelerated.exporting import export_model
-
-        refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")
+        checks.refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")
         loader = preparing.prediction_loader(dataset, 2, dataloader_kwargs, collate_fn or self.collate_fn)
-        return export_model(self, Path(path), loader)
+        exporting = require("pytorch_accelerated.exporting", needed_by="`export`")
+        return exporting.export_model(self, Path(path), loader)  # type: ignore[no-any-return]
 
     def save_checkpoint(
         self,
@@ -484,7 +483,7 @@ class Trainer(TrainerHooks):
         Raises:
             Any error that the run would have raised.
         """
-        refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
+        checks.refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         return rehearse(self, {**arguments, **train_arguments})
 
@@ -509,10 +508,9 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
-        from pytorch_accelerated.looking.summary import summarise
-
-        refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
-        return summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)
+        checks.refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
+        room = require("pytorch_accelerated.looking.summary", needed_by="`summary`")
+        return room.summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)  # type: ignore[no-any-return]
 
     def find_lr(
         self,
@@ -542,7 +540,7 @@ class Trainer(TrainerHooks):
         Raises:
             ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
         """
-        refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
+        checks.refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
         return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
 

@@ -11,7 +11,11 @@ from pytorch_accelerated.callbacks.evaluation import (
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
-from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
+from pytorch_accelerated.callbacks.preparation import (
+    ConvertSyncBatchNormCallback,
+    MoveModulesToDeviceCallback,
+    UnfreezeCallback,
+)
 from pytorch_accelerated.callbacks.profiling import ProfilerCallback
 from pytorch_accelerated.callbacks.progress import (
     LogMetricsCallback,
@@ -20,10 +24,8 @@ from pytorch_accelerated.callbacks.progress import (
     ProgressBarCallback,
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.search import OptunaCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
-from pytorch_accelerated.callbacks.unfreezing import UnfreezeCallback
 from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
@@ -37,6 +39,7 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.search import OptunaCallback
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
     from pytorch_accelerated.report.callback import ReportCallback
 
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "LossSpikeCallback":
         return require("pytorch_accelerated.callbacks.spikes", needed_by=name).LossSpikeCallback
+    if name == "OptunaCallback":
+        return require("pytorch_accelerated.callbacks.search", needed_by=name).OptunaCallback
     if name == "ReportCallback":
         return require("pytorch_accelerated.report.callback", needed_by=name).ReportCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

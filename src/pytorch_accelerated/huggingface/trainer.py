@@ -26,8 +26,7 @@ from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints import restoring, saving
-from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
-from pytorch_accelerated.huggingface.engine import refusing
+from pytorch_accelerated.huggingface.engine import optimizing, refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
 from pytorch_accelerated.huggingface.engine.order import Order, with_batches_that_fit
@@ -55,14 +54,14 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
-from pytorch_accelerated.models.optimizers import as_one
+from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.processes.accelerators import send_to_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
+__all__ = ["DEFAULT_CALLBACKS", "saving.TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
 class Trainer(TrainerHooks):
@@ -125,7 +124,7 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        optimizers = as_one(optimizers[0]), optimizers[1]
+        optimizers = optimizing.given_parts(optimizers)
         parts = model, model_init, optimizers, optimizer_cls_and_kwargs
         complaints = refusing.complaints_about_parts(args, *parts)
         args.check()
@@ -292,8 +291,7 @@ class Trainer(TrainerHooks):
         Raises:
             ConfigurationError: without `model_init`, on several processes, or for another backend.
         """
-        from pytorch_accelerated.huggingface import search
-
+        search = require("pytorch_accelerated.huggingface.search", needed_by="`hyperparameter_search`")
         if backend not in (None, "optuna"):
             raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
         space, value = hp_space or search.default_hp_space, compute_objective or search.default_compute_objective
@@ -637,7 +635,7 @@ class Trainer(TrainerHooks):
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
         if self.is_world_process_zero():
-            saving.write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
+            saving.write_whole(output_dir_of(self.args) / saving.TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.
@@ -693,7 +691,7 @@ class Trainer(TrainerHooks):
             states = {} if only_model else restoring.other_states(self._engine)
             if self.args.should_save:
                 saving.save_states(staged.folder, states)
-                self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
+                self.state.save_to_json(staged.folder / saving.TRAINER_STATE_NAME)
 
         self._engine.states.write_checkpoint(folder, write_files, only_model=only_model)
         if self.args.should_save:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 
 
 class Optimizers(torch.optim.Optimizer):
@@ -162,20 +163,20 @@ class Schedules:
                 scheduler.load_state_dict(state)
 
 
-def create_schedules(factories: Any, optimizer: Any, fill_in: Callable[[Any], Callable[..., Any]]) -> Any:
+def create_schedules(trainer: Any, factories: Any, optimizer: Any) -> Any:
     """The scheduler of an optimizer, or one for each of several.
 
     Args:
+        trainer: whose run replaces placeholders in the functions.
         factories: a function that makes one from an optimizer; for several optimizers also functions by name, or in
             order.
         optimizer: the optimizer, or `Optimizers`.
-        fill_in: replaces the placeholders in such a function.
 
     Raises:
         ConfigurationError: for functions of optimizers that do not exist.
     """
     if callable(factories):
-        return fill_in(factories)(optimizer)
+        return replace_trainer_placeholder_values(trainer, factories)(optimizer)
     pairs = factories.items() if isinstance(factories, Mapping) else enumerate(factories)
     by_name = {str(name): factory for name, factory in pairs}
     names = list(optimizer.by_name) if isinstance(optimizer, Optimizers) else []
@@ -184,5 +185,5 @@ def create_schedules(factories: Any, optimizer: Any, fill_in: Callable[[Any], Ca
             f"`create_scheduler_fn` is for the optimizers {', '.join(by_name)}, but there are "
             f"{', '.join(names) or 'none with a name'}. Give functions by the names of the optimizers."
         )
-    made = [None if by_name.get(name) is None else fill_in(by_name[name])(optimizer[name]) for name in names]
-    return Schedules(made)
+    filled = {name: replace_trainer_placeholder_values(trainer, each) for name, each in by_name.items() if each}
+    return Schedules(filled[name](optimizer[name]) if name in filled else None for name in names)

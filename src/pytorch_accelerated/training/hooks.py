@@ -26,7 +26,6 @@ from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.context import Context, first_context, view
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.facts.order import HOOKS
-from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.optimizers import as_one, create_schedules
@@ -180,8 +179,7 @@ class TrainerHooks:
         if self.create_scheduler_fn is None:
             return None
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        fill_in = functools.partial(replace_trainer_placeholder_values, self)
-        return create_schedules(self.create_scheduler_fn, optimizer, fill_in)
+        return create_schedules(self, self.create_scheduler_fn, optimizer)
 
     def count_batch_items(self, batch: Any) -> int | None:
         """The number of items that the mean loss of a batch is taken over, if these are not samples but, for example,
