@@ -19,13 +19,13 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
 from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints import restoring, saving
+from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import optimizing, refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
@@ -61,7 +61,7 @@ from pytorch_accelerated.processes.accelerators import send_to_device
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["DEFAULT_CALLBACKS", "saving.TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
+__all__ = ["DEFAULT_CALLBACKS", "TRAINER_STATE_NAME", "Trainer"]  # scripts look for all of them here
 
 
 class Trainer(TrainerHooks):
@@ -635,7 +635,7 @@ class Trainer(TrainerHooks):
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
         if self.is_world_process_zero():
-            saving.write_whole(output_dir_of(self.args) / saving.TRAINER_STATE_NAME, [self.state.to_json().encode()])
+            saving.write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.
@@ -670,7 +670,7 @@ class Trainer(TrainerHooks):
         if self.args.should_save:
             saving.save_states(Path(output_dir), states)
         if self._staged is not None:
-            self._staged.has_optimizer = OPTIMIZER_NAME in states
+            self._staged.has_optimizer = saving.OPTIMIZER_NAME in states
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
@@ -691,7 +691,7 @@ class Trainer(TrainerHooks):
             states = {} if only_model else restoring.other_states(self._engine)
             if self.args.should_save:
                 saving.save_states(staged.folder, states)
-                self.state.save_to_json(staged.folder / saving.TRAINER_STATE_NAME)
+                self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
 
         self._engine.states.write_checkpoint(folder, write_files, only_model=only_model)
         if self.args.should_save:
