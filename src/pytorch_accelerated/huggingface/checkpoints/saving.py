@@ -23,7 +23,7 @@ from pytorch_accelerated.checkpointing.codec import encode
 from pytorch_accelerated.checkpointing.disk import explained_reading, is_file
 from pytorch_accelerated.checkpointing.formats import chunks, read_tensors
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_NAME
-from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
+from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE
 from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
@@ -46,6 +46,7 @@ from pytorch_accelerated.optional import require
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
+OPTIMIZER_NAME = OPTIMIZER_FILE
 _RUN_PART = "run"
 _BEGINNINGS = ("model", "pytorch_model")  # of the files that `read_weights` reads
 WEIGHTS_NAME = "model.safetensors"
