@@ -13,6 +13,8 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback, UnfreezeCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.recipes import cross_validate, fine_tune
+from tests.support.processes import REPOSITORY, run_on_ranks
+from tests.support.stages import trained_in_stages
 
 INPUTS = torch.randn(23, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -120,3 +122,10 @@ def test_a_part_that_the_model_lacks_is_an_error() -> None:
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()), [UnfreezeCallback({1: "neck"})])
     with pytest.raises(ConfigurationError, match="'neck' is found in no name"):
         trainer.train((INPUTS, TARGETS), 1)
+
+
+@pytest.mark.processes
+def test_parts_that_join_later_and_a_pruned_trial_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    torch.save(trained_in_stages(1).get_model().state_dict(), tmp_path / "alone.pt")
+    run_on_ranks(REPOSITORY / "tests" / "ranks" / "jobs.py", 2, tmp_path, cwd=REPOSITORY)
