@@ -1,4 +1,4 @@
-"""Parts that join later, and a trial that is pruned, on several ranks. Argument: a folder with what one process made."""
+"""Parts that join later, and a pruned trial, on several ranks. Argument: a folder with what one process made."""
 
 import os
 import sys
