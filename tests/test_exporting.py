@@ -58,7 +58,6 @@ def outputs_of(path: Path, **inputs: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("ending", [".onnx", ".pt2", ".safetensors"])
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_an_exported_model_computes_what_predict_does_for_any_number_of_rows(ending: str, tmp_path: Path) -> None:
     if ending == ".onnx":
         pytest.importorskip("onnxscript")
@@ -78,7 +77,6 @@ def test_an_exported_model_computes_what_predict_does_for_any_number_of_rows(end
 
 
 @pytest.mark.parametrize("ending", [".onnx", ".pt2"])
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_model_of_named_inputs_takes_texts_of_any_length(ending: str, tmp_path: Path) -> None:
     if ending == ".onnx":
         pytest.importorskip("onnxscript")

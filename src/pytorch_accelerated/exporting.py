@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,9 @@ def _exported(model: nn.Module, arguments: Any) -> torch.export.ExportedProgram:
 def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
     require("onnxscript", needed_by="An export to ONNX")
     require("onnxruntime", needed_by="An export to ONNX")
-    program = torch.onnx.export(_exported(model, arguments), dynamo=True, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own parts
+        program = torch.onnx.export(_exported(model, arguments), dynamo=True, verbose=False)
     assert program is not None
     program.model.metadata_props[_KEY] = facts
     program.save(path)

@@ -275,7 +275,7 @@ class MetricsCallback(TrainerCallback):
             _write_states(collection, trainer.run_context.ranks.exchange(_read_states(collection)))
         values: dict[str, Any] = collection.compute()
         collection.reset()
-        return values
+        return {name: values[name] for name in self._names or values}  # torchmetrics sorts them
 
     def _record(self, trainer: Trainer, name_prefix: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
