@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
 from tests.support.processes import run_on_ranks
 
 
@@ -334,3 +334,30 @@ def test_update_on_a_gpu_does_not_wait_and_agrees_with_the_cpu():
     on_cpu.update(model)
     for name, entry in on_cpu.module.state_dict().items():
         torch.testing.assert_close(on_gpu.module.state_dict()[name].cpu(), entry)
+
+
+def test_an_average_in_place_has_the_values_of_a_copied_one() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.phase = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+            self.register_buffer("count", torch.tensor(0))
+
+    torch.manual_seed(0)
+    model = Odd()
+    copied, in_place = ModelEma(model, 0.5), ShardedEma(model, 0.5)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+            model.get_buffer("count").add_(1)
+        copied.update(model)
+        in_place.update(model)
+    current = {name: value.clone() for name, value in model.state_dict().items()}
+    with in_place.in_place_of(model):
+        for name, value in copied.module.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+    for name, value in current.items():
+        assert torch.equal(model.state_dict()[name], value), name

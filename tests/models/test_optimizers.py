@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -214,6 +215,17 @@ def test_schedules_must_be_those_of_the_optimizers(factories: Any, words: str) -
     model = new_model()
     with pytest.raises((ConfigurationError, ArgumentTypeError), match=words):
         Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=()).train(ROWS, 1, create_scheduler_fn=factories)
+
+
+def test_limits_of_gradients_must_be_those_of_the_optimizers_and_are_plain_numbers() -> None:
+    model = new_model()
+    trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    with pytest.raises(ConfigurationError, match="for the optimizers sgd, but there are muon, adamw"):
+        trainer.train(ROWS, 1, gradient_clip_norm={"sgd": 1.0})
+    with pytest.raises(ConfigurationError, match=r"`gradient_clip_norm\['muon'\]` is 0"):
+        trainer.train(ROWS, 1, gradient_clip_norm={"muon": 0})
+    trainer.train(ROWS, 1, gradient_clip_norm=np.float32(0.5))  # type: ignore[arg-type]
+    assert type(trainer.run_config.gradient_clip_norm) is float
 
 
 def test_groups_of_parameters_by_pattern_without_decay_and_by_layer() -> None:

@@ -134,7 +134,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Save the average if it was never evaluated."""
         if self.evaluate_during_training:
             return
-        if isinstance(self._average(trainer), ModelEma):
+        if not isinstance(self._average(trainer), ShardedEma):
             trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
@@ -146,9 +146,9 @@ class ModelEmaCallback(SaveBestModelCallback):
     def state_dict(self) -> dict[str, Any]:
         """The average and the best value so far."""
         average = self.ema_model
-        weights = average.averages if isinstance(average, ShardedEma) else None
-        if isinstance(average, ModelEma):
-            weights = dict(canonical_state_dict(average))
+        weights = None
+        if average is not None:
+            weights = average.averages if isinstance(average, ShardedEma) else dict(canonical_state_dict(average))
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,11 +168,11 @@ class ModelEmaCallback(SaveBestModelCallback):
     def _as_module(self, trainer: Trainer) -> Iterator[Any]:
         """The average as a module: its own one, or the sharded model of the run with the average in it."""
         average = self._average(trainer)
-        if isinstance(average, ModelEma):
-            yield average.module
-        else:
+        if isinstance(average, ShardedEma):
             with average.in_place_of(trainer.get_model()):
                 yield trainer.model
+        else:
+            yield average.module
 
     def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
         with self._as_module(trainer) as module:
@@ -259,7 +259,7 @@ class SWACallback(ModelEmaCallback):
     def _refresh_statistics(self, trainer: Trainer) -> None:
         """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""
         average, context = self._average(trainer), trainer.run_context
-        module = average.module if isinstance(average, ModelEma) else nn.Module()
+        module = nn.Module() if isinstance(average, ShardedEma) else average.module
         layers = [layer for layer in module.modules() if is_batch_norm(layer)]
         if not layers:
             return

@@ -105,11 +105,6 @@ def save_checkpoint(
         optimizer, scheduler: whether their states are wanted, if there is one.
         per_node: whether the first rank of each node writes, or only the first of all.
     """
-
-    def write() -> None:
-        if run.ranks.is_first_of_node if per_node else run.ranks.is_first:
-            save_portable(path, {**checkpoint, **extra})
-
     with run.mode.evaluating():
         run.states.check_finite()  # on every rank, so that all of them get the error
         checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
@@ -117,6 +112,11 @@ def save_checkpoint(
             checkpoint["optimizer_state_dict"] = whole(run.optimizer.state_dict())
         if scheduler and run.scheduler is not None:
             checkpoint["scheduler_state_dict"] = run.scheduler.state_dict()
+
+        def write() -> None:
+            if run.ranks.is_first_of_node if per_node else run.ranks.is_first:
+                save_portable(path, {**checkpoint, **extra})
+
         run.ranks.do_on_all(write)
 
 

@@ -55,10 +55,13 @@ class TrainSettings:
             elif field.type == "float | None" and value is not None:
                 _check_limit(field.name, value)
                 object.__setattr__(self, field.name, float(value))
-        limits = self.gradient_clip_norm
-        for name, limit in limits.items() if isinstance(limits, Mapping) else [("gradient_clip_norm", limits)]:
-            if limit is not None:
-                _check_limit(name, limit)
+        limits, name = self.gradient_clip_norm, "gradient_clip_norm"
+        if isinstance(limits, Mapping):
+            for each, limit in limits.items():
+                _check_limit(f"{name}[{each!r}]", limit)
+        elif limits is not None:
+            _check_limit(name, limits)
+            object.__setattr__(self, name, float(limits))
         if self.num_epochs is None and self.max_num_train_steps is None:
             raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one of them.")
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:

@@ -138,17 +138,18 @@ class ShardedEma:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.averages: dict[str, Tensor] = {name: each.detach().clone() for name, each in self._entries(model)}
+        parts = {name: own_part(each) for name, each in self.averages.items()}
+        self._moving = [name for name, part in parts.items() if _has_average(part) and bool(part.isfinite().all())]
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the average a little towards `model`, as `ModelEma.update` does. Does not wait for the device."""
         values = {name: own_part(each) for name, each in self._entries(model)}
-        pairs = [(own_part(average), values[name]) for name, average in self.averages.items()]
-        moving = [pair for pair in pairs if pair[0].is_floating_point() and pair[0].numel()]
-        move_towards([average for average, _ in moving], [value for _, value in moving], 1 - self.decay)
-        for average, value in pairs:
-            if not average.is_floating_point():
-                average.copy_(value)
+        averages = {name: own_part(each) for name, each in self.averages.items()}
+        moving = [name for name in self._moving if averages[name].numel()]
+        move_towards([averages[name] for name in moving], [values[name] for name in moving], 1 - self.decay)
+        for name in averages.keys() - self._moving:
+            averages[name].copy_(values[name])
 
     @contextlib.contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -195,7 +196,7 @@ class _Pairs:
         self._to_copy: list[tuple[_Place, _Place]] = []
         for name, place in ours.items():
             entry = _entry_at(place)
-            has_average = (entry.is_floating_point() or entry.is_complex()) and name not in names_to_copy
+            has_average = _has_average(entry) and name not in names_to_copy
             (self._to_average if has_average else self._to_copy).append((place, theirs[name]))
 
     def still_match(self, average: nn.Module, model: nn.Module) -> bool:
@@ -218,6 +219,10 @@ class _Pairs:
 
 # The place of an entry: a module's dict of parameters or buffers, and the key in it.
 _Place = tuple[dict[str, Any], str]
+
+
+def _has_average(entry: Tensor) -> bool:
+    return entry.is_floating_point() or entry.is_complex()
 
 
 def _entry_at(place: _Place) -> Tensor:

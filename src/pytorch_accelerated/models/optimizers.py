@@ -30,8 +30,7 @@ class Optimizers(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer] | Iterable[torch.optim.Optimizer]) -> None:
-        pairs = optimizers.items() if isinstance(optimizers, Mapping) else enumerate(optimizers)
-        self.by_name = {str(name): optimizer for name, optimizer in pairs}
+        self.by_name: dict[str, torch.optim.Optimizer] = _named(optimizers)
         for name, optimizer in self.by_name.items():
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise ArgumentTypeError(f"The optimizer {name!r} is {optimizer!r}: pass instances of torch's.")
@@ -123,6 +122,32 @@ def as_one(optimizer: Any) -> Any:
     return Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
 
 
+def values_by_optimizer(values: Any, optimizer: Any, *, argument: str) -> dict[str, Any]:
+    """Values for several optimizers, by their names: those of a dict, or of a list in their order.
+
+    Args:
+        values: for some or all of them.
+        optimizer: the optimizer, or `Optimizers`.
+        argument: the user's argument, for messages.
+
+    Raises:
+        ConfigurationError: for values of optimizers that do not exist.
+    """
+    by_name = _named(values)
+    names = list(optimizer.by_name) if isinstance(optimizer, Optimizers) else []
+    if not by_name.keys() <= set(names):
+        raise ConfigurationError(
+            f"`{argument}` is for the optimizers {', '.join(by_name)}, but there are "
+            f"{', '.join(names) or 'none with a name'}. Use the names of the optimizers."
+        )
+    return by_name
+
+
+def _named(parts: Any) -> dict[str, Any]:
+    """The items of a dict by their keys, those of anything else by their numbers."""
+    return {str(name): part for name, part in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))}
+
+
 def _size(groups: Iterable[Mapping[str, Any]]) -> int:
     return sum(len(group["params"]) for group in groups)
 
@@ -177,13 +202,6 @@ def create_schedules(trainer: Any, factories: Any, optimizer: Any) -> Any:
     """
     if callable(factories):
         return replace_trainer_placeholder_values(trainer, factories)(optimizer)
-    pairs = factories.items() if isinstance(factories, Mapping) else enumerate(factories)
-    by_name = {str(name): factory for name, factory in pairs}
-    names = list(optimizer.by_name) if isinstance(optimizer, Optimizers) else []
-    if not by_name.keys() <= set(names):
-        raise ConfigurationError(
-            f"`create_scheduler_fn` is for the optimizers {', '.join(by_name)}, but there are "
-            f"{', '.join(names) or 'none with a name'}. Give functions by the names of the optimizers."
-        )
+    by_name = values_by_optimizer(factories, optimizer, argument="create_scheduler_fn")
     filled = {name: replace_trainer_placeholder_values(trainer, each) for name, each in by_name.items() if each}
-    return Schedules(filled[name](optimizer[name]) if name in filled else None for name in names)
+    return Schedules(filled[name](optimizer[name]) if name in filled else None for name in optimizer.by_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,7 @@ from pytorch_accelerated.facts.settings import (
 )
 from pytorch_accelerated.models.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.models.numerics import listed
-from pytorch_accelerated.models.optimizers import Optimizers
+from pytorch_accelerated.models.optimizers import Optimizers, values_by_optimizer
 from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.progress.text import format_count
 from pytorch_accelerated.steps.guarded import savers_among
@@ -102,6 +102,8 @@ def check_training(
         _check_reduction_in_evaluation(trainer)
     if not trainer._makes_optimizer:
         check_optimizer_of(context)
+    if isinstance(settings.gradient_clip_norm, Mapping):
+        values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
     _refuse_what_cannot_be_undone(context, settings, has_own_passes=has_own_passes)
     num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
     if not overrides(trainer, "create_train_dataloader"):
