@@ -17,7 +17,7 @@ import torch
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.checkpointing.loading import load_checkpoint, save_checkpoint
 from pytorch_accelerated.facts.context import Context
-from pytorch_accelerated.facts.names import Replaceable, knows_other_names
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
@@ -465,8 +465,9 @@ class Trainer(TrainerHooks):
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
-        events = self.custom_events
-        return explain_run(type(self), self.callback_handler, events, num_epochs=num_epochs, evaluate=evaluate)
+        return explain_run(
+            type(self), self.callback_handler, own_events(self), num_epochs=num_epochs, evaluate=evaluate
+        )
 
     def preflight(
         self, train_dataset: Any, num_epochs: int | None, eval_dataset: Any = None, **train_arguments: Any

@@ -79,13 +79,12 @@ class EventHandler:
     def _forget_methods(self) -> None:
         self._methods.clear()
 
-    def _misspelt_events(self, callback: Any) -> Iterator[tuple[str, str]]:
-        """The methods of `callback` that are named almost like an event, each with that event."""
+    def _unknown_events(self, callback: Any, cutoff: float = 0.6) -> Iterator[tuple[str, str]]:
+        """The methods of `callback` that no event will call, each with a hint at the event that was probably meant."""
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
-                # Names that are less alike are those of events of the user's own.
-                for event in difflib.get_close_matches(name, self._known_events, n=1, cutoff=0.85):
-                    yield name, event
+                close = difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff)
+                yield name, f" Did you mean {close[0]!r}?" if close else ""
 
 
 class CallbackHandler(EventHandler):
@@ -183,10 +182,10 @@ class CallbackHandler(EventHandler):
             raise DuplicateCallbackError(
                 f"There is already a callback with the state key {key!r}. Give each its own `state_key`."
             )
-        for name, event in self._misspelt_events(callback):
+        for name, hint in self._unknown_events(callback):
             warnings.warn(
-                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that name. "
-                f"Did you mean {event!r}? If you fire it yourself, list it in the trainer's `custom_events`.",
+                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
+                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
                 stacklevel=stacklevel_of_user(),
             )
         return True

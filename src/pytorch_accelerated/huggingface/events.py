@@ -349,8 +349,11 @@ class CallbackHandler(EventHandler):
                 f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
                 f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want.",
             )
-        for name, event in self._misspelt_events(callback):
-            warn(f"{kind.__name__}.{name} will never be called: no event has that name. Did you mean {event!r}?")
+        for name, hint in self._unknown_events(callback, cutoff=0.85):
+            if hint:  # names that are less alike are nobody's mistake
+                warn(
+                    f"{kind.__name__}.{name} will never be called: no event has that name.{hint}",
+                )
         return True
 
     def _empty_bases(self) -> tuple[type, ...]:

@@ -19,6 +19,7 @@ from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.kept import Kept, kept
 from pytorch_accelerated.models.optimizers import Optimizers
@@ -58,7 +59,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
             _keep_on_disk(before, trainer, place)
         before.call(vars(trainer).update, attributes)
         before.call(vars(trainer).clear)
-        history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=trainer.custom_events)
+        history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=own_events(trainer))
         # Calls of the rehearsal continue this context, and the trainer's is as before in the end.
         trainer.run_context = dataclasses.replace(trainer.run_context, history=history, callbacks=handler)
         with own_generators_kept():

@@ -10,6 +10,7 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.models.kept import kept
 
 
@@ -76,7 +77,7 @@ class EvaluationSets:
             callbacks: the callbacks whose events are emitted meanwhile.
         """
         context = self._context
-        handler = CallbackHandler(callbacks, custom_events=context.trainer.custom_events)
+        handler = CallbackHandler(callbacks, custom_events=own_events(context.trainer))
         with kept() as before, context.stopping.finishing_passes():
             before.attributes(context, model=model, callbacks=handler)
             before.call(context.history.set_metric_name_prefix, context.history.metric_name_prefix)

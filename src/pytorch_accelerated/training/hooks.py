@@ -24,7 +24,7 @@ from pytorch_accelerated.data.building import (
 )
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.context import Context, first_context, view
-from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
+from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events
 from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
@@ -46,7 +46,7 @@ class TrainerHooks:
     `Trainer.explain` shows when each is called. The arguments are those of `Trainer`.
     """
 
-    #: Names of events that a subclass emits itself, where they are so like others that they look misspelt.
+    #: Names of events that a subclass emits itself, so that callbacks with such methods are not considered misspelt.
     custom_events: tuple[str, ...] = ()
     model = view("model")
     optimizer = view("optimizer")
@@ -136,7 +136,7 @@ class TrainerHooks:
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""
-        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
+        return CallbackHandler(self._callbacks, custom_events=own_events(self))
 
     def _create_context(self, settings: TrainSettings) -> Context:
         """What a call with `settings` works with."""
