@@ -84,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     average = add("average", _average, "write the mean of the weights of the newest training states to a file")
     average.add_argument("--last", type=int, default=5, metavar="N", help="of how many; default: 5")
     average.add_argument("--output", type=Path, default=Path("average.pt"), metavar="FILE", help="the file to write")
-    help = "write a page that shows runs side by side: curves, best values, and what differs in their settings"
+    help = "write a page that shows runs side by side, the best first: curves, best values, and differing settings"
     compare = topics.add_parser("compare", help=help, description=f"W{help[1:]}.")
     compare.set_defaults(run=_compare)
-    help_of_runs = "a page of ReportCallback, a training state or a folder of several, or a Hugging Face output folder"
+    help_of_runs = "a page of ReportCallback, a folder of states, a Hugging Face output folder, or a folder of runs"
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_of_runs)
     compare.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="the page to write")
     return parser

@@ -55,9 +55,9 @@ def test_a_comparison_is_drawn_completely(tmp_path: Path):
     dom = drawn(tmp_path / "compare.html", tmp_path)
     assert 'data-ready="yes"' in dom
     assert "<h2>What differs</h2>" in dom
-    assert re.search(r"<thead><tr><th></th><th>.*?one</span></th><th>.*?two</span></th></tr></thead>", dom)
-    (row,) = re.findall(r"<tr[^>]*><td>config: num epochs</td>(.*?)</tr>", dom)
-    assert re.findall(r"<code>(.*?)</code>", row) == ["1", "2"]
+    assert re.search(r"<thead><tr><th></th><th>.*?two</span></th><th>.*?one</span></th></tr></thead>", dom)
+    (row,) = re.findall(r"<tr[^>]*><td><span[^>]*>config: num epochs.*?</td>(.*?)</tr>", dom)
+    assert re.findall(r"<code>(.*?)</code>", row) == ["2", "1"]  # the better one first
 
 
 def test_a_page_fetches_nothing(tmp_path: Path):
@@ -67,3 +67,21 @@ def test_a_page_fetches_nothing(tmp_path: Path):
     assert "default-src 'none'" in text  # browsers refuse what does not come with the page
     assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', text) == []
     assert len(text) < 200_000
+
+
+@needs_browser
+def test_many_runs_stay_readable(tmp_path: Path):
+    page = tmp_path / "run.html"
+    train(trainer_with(ReportCallback(page)), 1)
+    for number in range(12):
+        (tmp_path / "runs" / f"{number}").mkdir(parents=True)
+        shutil.copy(page, tmp_path / "runs" / f"{number}" / f"run {number}.html")
+    write_comparison([tmp_path / "runs"], tmp_path / "compare.html")
+    dom = drawn(tmp_path / "compare.html", tmp_path)
+    assert 'data-ready="yes"' in dom
+    assert "<h1>12 runs</h1>" in dom
+    assert dom.count('type="checkbox" checked') == 12
+    keys = re.findall(r'<span class="key" style="background: ([^"]*);', dom)
+    colours = {key for key in keys if keys.count(key) == 1 or keys.count(key) < 4}
+    assert len(colours) == 8  # and the others are grey
+    assert "u-legend" not in re.sub(r"<(style|script).*?</\1>", "", dom, flags=re.DOTALL)

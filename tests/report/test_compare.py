@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import (
+    MetricsCallback,
+    ReportCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+)
 from pytorch_accelerated.report.contents import data_in
 from tests.report.digits import train, trainer_with
 from tests.support.tool import run_tool
@@ -97,3 +102,36 @@ def test_a_comparison_never_replaces_one_of_its_runs(runs: list[Path], tmp_path:
         assert run_tool("compare", *runs, "--output", output) == 2
         assert "would replace" in capsys.readouterr().err
     assert runs[0].read_bytes() == before
+
+
+def test_a_folder_of_runs_is_compared_with_the_best_run_first(tmp_path: Path):
+    folder = tmp_path / "runs"
+    for name, num_epochs in (("b", 1), ("a", 3), ("deep/er/c", 2)):
+        report, states = ReportCallback(folder / name / "report.html"), SaveTrainingStateCallback(folder / name / "s")
+        train(trainer_with(report, states), num_epochs)
+    train(trainer_with(SaveTrainingStateCallback(folder / "states only")), 4)
+    train(trainer_with(ReportCallback(folder / "more" / "page.html")), 5)
+    (folder / "other.html").write_text("<html></html>")
+    (folder / "empty").mkdir()
+    for output in ("compare.html", "again.html"):  # a comparison in the folder is not a run
+        assert run_tool("compare", folder, "--output", folder / output) == 0
+    data = data_in((folder / "again.html").read_text())
+    assert data is not None
+    runs = json.loads(data)["runs"]
+    assert [run["name"] for run in runs] == ["page", "states only", "a", "c", "b"]
+    values = [best["value"] for run in runs for best in run["best"] if best["name"] == "eval_loss_epoch"]
+    assert values == sorted(values)
+
+
+def test_runs_are_sorted_by_more_where_more_is_better(tmp_path: Path):
+    for num_epochs in (1, 2):
+        page = ReportCallback(tmp_path / f"{num_epochs}.html")
+        best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_accuracy", greater_is_better=True)
+        train(trainer_with(MetricsCallback(["accuracy"]), best, page), num_epochs)
+    assert run_tool("compare", tmp_path, "--output", tmp_path / "compare.html") == 0
+    data = data_in((tmp_path / "compare.html").read_text())
+    assert data is not None
+    runs = json.loads(data)["runs"]
+    values = [best["value"] for run in runs for best in run["best"] if best["name"] == "eval_accuracy"]
+    assert len(set(values)) == 2
+    assert values == sorted(values, reverse=True)

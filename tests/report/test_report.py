@@ -96,6 +96,43 @@ def test_classes_and_worst_samples_are_those_of_the_last_evaluation(tmp_path: Pa
     assert [row["image"] for row in rows] == [as_data_uri(image) for image in images[worst]]
 
 
+def test_the_page_shows_the_model_that_is_kept(tmp_path: Path):
+    class Worse(TrainerCallback):
+        """After the second epoch, each evaluation is of weights that are nothing."""
+
+        def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch > 2:
+                with torch.no_grad():
+                    trainer.get_model()[1].weight.zero_()
+
+    def run(order: int, **kwargs: Any) -> tuple[dict[str, Any], Trainer]:
+        report = ReportCallback(tmp_path / "run.html", num_samples=5)
+        best = SaveBestModelCallback(tmp_path / "best.pt")
+        saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)
+        trainer = trainer_with(Worse(), *[best, report][::order], saving)
+        train(trainer, 4, **kwargs)
+        return run_on_page(tmp_path / "run.html")["predictions"][""], trainer
+
+    for found, trainer in (run(1), run(-1), run(1, resume_from=tmp_path / "states" / "epoch_3")):
+        assert found["of"] == "epoch 2, the weights loaded at the end"
+        predictions = outputs_of(trainer).argmax(dim=1)
+        labels = EVAL.tensors[1]
+        assert found["classes"]["matrix"] == confusion_matrix(labels, predictions, labels=range(10)).tolist()
+        assert found["classes"]["correct"] > 50
+
+
+def test_a_seed_that_nobody_chose_is_not_what_runs_differ_in(tmp_path: Path):
+    runs = []
+    for seed in (None, 7):
+        trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
+        trainer.seed = seed
+        runs.append(run_on_page(train(trainer, 1).callback_handler.callbacks[-1].path))
+    assert "seed" not in runs[0]["config"]
+    assert {"torch_seed", "derived_seed"} <= set(runs[0]["environment"])
+    assert runs[1]["config"]["seed"] == 7
+    assert not {"torch_seed", "derived_seed"} & set(runs[1]["environment"])
+
+
 ON_RANKS = """
 import torch.distributed as dist
 
@@ -368,7 +405,7 @@ def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path
 
     train(trainer_with(ReportCallback(tmp_path / "run.html"), trainer_class=Sequences))
     run = run_on_page(tmp_path / "run.html")
-    nothing = {"of": "epoch 2", "classes": None, "scatter": None, "samples": None}
+    nothing = {"of": "epoch 2", "epoch": 2, "classes": None, "scatter": None, "samples": None}
     assert run["predictions"] == {"": nothing}
 
 

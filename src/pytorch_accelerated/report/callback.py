@@ -38,8 +38,9 @@ class ReportCallback(TrainerCallback):
     It shows curves that can be zoomed and read off, best values, events such as saves, skipped updates, warnings and
     spikes of the loss (of a `LossSpikeCallback`), the time and the waiting for data of each epoch, and what ran: model,
     optimizer, run config, versions, device, command line and git commit. With classes, it has a confusion matrix and a
-    table by class of the last evaluation; and the samples with the highest loss and their indices in the evaluation
-    set, as pictures where inputs are images. Put the callback after those that record metrics.
+    table by class; and the samples with the highest loss and their indices in the evaluation set, as pictures where
+    inputs are images. These are of the last evaluation or, where a `SaveBestModelCallback` loads the best model at the
+    end, of that model. Put the callback after those that record metrics.
 
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
     resumed run continues it. If something fails, there is one warning, and the run continues. An open page reloads
@@ -83,6 +84,7 @@ class ReportCallback(TrainerCallback):
         self._contents = RunContents(name or (self.path.absolute().parent.name if stem == "report" else stem) or stem)
         self._contents.notes = json.loads(json.dumps(dict(notes or {}), default=repr))
         self._seen: dict[str, int] = {}  # how many of what has no event of its own
+        self._kept: list[Any] = [None, {}]  # the best model that is loaded at the end, and its predictions
 
     def saved_places(self) -> dict[str, str]:
         """The page; for the summary of a run."""
@@ -156,6 +158,7 @@ class ReportCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Begin to collect predictions."""
+        self._keep_best_predictions(trainer)  # by now all callbacks have judged those so far
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
             is_binary = isinstance(trainer.loss_func, nn.BCEWithLogitsLoss)
@@ -180,9 +183,8 @@ class ReportCallback(TrainerCallback):
                 # The loader of the run knows the samples at its positions; another one need not.
                 indices = getattr(trainer.run_context.loaders.eval, "indices", lambda start, stop: None)
                 names = self._names_of_classes(trainer)
-                self._contents.predictions[history.evaluation_set] = describe(
-                    per_rank, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None)
-                )
+                found = describe(per_rank, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None))
+                self._contents.predictions[history.evaluation_set] = found | {"epoch": history.current_epoch}
         self._evaluation_seconds += time.monotonic() - self._evaluation_started
         if is_intermediate:
             self._add_event(trainer, "evaluated", "within the epoch")
@@ -222,8 +224,12 @@ class ReportCallback(TrainerCallback):
         self._add_event(trainer, "loss spike", text, update=last)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Complete the page."""
+        """Complete the page, with the predictions of the model that is loaded."""
         self._note_news(trainer)
+        best = self._keep_best_predictions(trainer)
+        kept = {name: found for name, found in self._kept[1].items() if best and found["epoch"] == best[0]}
+        for name, found in kept.items():
+            self._contents.predictions[name] = found | {"of": f"{found['of']}, the weights loaded at the end"}
         if self._contents.state["status"] == "running":
             self._contents.state["status"] = "finished"
         self._write(trainer)
@@ -261,7 +267,7 @@ class ReportCallback(TrainerCallback):
         parts = {name: getattr(self._contents, name) for name in _SAVED}
         seconds, started = time.monotonic() - self._started, self._contents.state.get("started")
         # As text: times differ between ranks, and a picture is no tensor.
-        text = json.dumps({**parts, "seconds": seconds, "started": started})
+        text = json.dumps({**parts, "kept": self._kept, "seconds": seconds, "started": started})
         text = text if self._ranks is None else self._ranks.from_first(text)
         return {"page": torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)}
 
@@ -272,6 +278,7 @@ class ReportCallback(TrainerCallback):
         saved = json.loads(page if isinstance(page, str) else page.numpy().tobytes())
         for name in _SAVED:
             setattr(self._contents, name, saved[name])
+        self._kept = saved.get("kept", [None, {}])
         self._started = time.monotonic() - saved["seconds"]
         started = saved["started"] or time.time()
         self._contents.state |= {"status": "running", "detail": "", "started": started}
@@ -280,6 +287,8 @@ class ReportCallback(TrainerCallback):
         fresh = RunContents(self._contents.name, notes=self._contents.notes)
         if trainer.run_history.records:  # with `reset_run_history=False` it continues
             fresh.events, fresh.epochs = self._contents.events, self._contents.epochs
+        else:
+            self._kept = [None, {}]
         fresh.state = {"status": "running", "detail": "", "started": time.time()}
         self._contents, self._started = fresh, time.monotonic()
 
@@ -288,7 +297,20 @@ class ReportCallback(TrainerCallback):
         if self._ranks.is_first:
             self._contents.model = model_facts(trainer)
             self._contents.environment = environment_facts(self._ranks.device, self._ranks.count)
-            self._contents.config = trainer.run_config.to_dict()
+            config = self._contents.config = trainer.run_config.to_dict()
+            if trainer.run_context.given.seed is None:  # not what somebody chose, so not what runs differ in
+                seeds = {"torch_seed": torch.initial_seed(), "derived_seed": config.pop("seed")}
+                self._contents.environment |= seeds
+
+    def _keep_best_predictions(self, trainer: Trainer) -> list[Any] | None:
+        """Epoch and value of the best model so far, if it will be loaded; its predictions are kept."""
+        best = None
+        for saver in trainer.callback_handler:
+            if isinstance(saver, SaveBestModelCallback) and saver.load_saved_checkpoint and saver.best_metric_epoch:
+                best = [saver.best_metric_epoch, saver.best_metric]
+        if best not in (None, self._kept[0]):
+            self._kept = [best, dict(self._contents.predictions)]
+        return best
 
     def _names_of_classes(self, trainer: Trainer) -> Sequence[str] | None:
         if self.class_names is not None:

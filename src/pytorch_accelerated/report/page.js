@@ -60,7 +60,47 @@ function switchTheme() {
 }
 
 const ink = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-const seriesColour = (index) => ink(`c${index % 8}`);
+const seriesColour = (index) => ink(index === REST ? "rest" : `c${index % 8}`);
+
+// -------------------------------------------------------------------------------------------------- several runs
+
+const COLOURS = 8;
+const REST = -1; // more runs than colours: those behind are grey, and become coloured as others are hidden
+const MANY = 5; // more runs than this are rows, not columns
+const isCrowded = runs.length > COLOURS;
+const shown = new Set(runs.keys());
+
+function colourOf(r) {
+  const place = [...shown].sort((a, b) => a - b).indexOf(r);
+  return place < COLOURS ? place : REST;
+}
+
+const named = (run, r) => h("span", { class: "run", "data-run": r }, h("span", { class: "key" }), run.name);
+
+function show(choice) {
+  shown.clear();
+  choice.forEach((r) => shown.add(r));
+  redrawAll();
+}
+
+/** Keys and boxes of the runs are those of the curves. */
+function recolour() {
+  for (const name of document.querySelectorAll("[data-run]")) {
+    const r = Number(name.dataset.run);
+    name.classList.toggle("hidden", !shown.has(r));
+    name.querySelector(".key").style.background = shown.has(r) ? seriesColour(colourOf(r)) : "none";
+    const box = name.parentElement.querySelector("input");
+    if (box) box.checked = shown.has(r);
+  }
+}
+
+/** The curves of one run stand out; of all, if it is null. */
+function emphasise(r) {
+  for (const { chart, lines } of charts) {
+    lines.forEach(({ line }, i) => { chart.series[i + 1].alpha = r === null || line.r === r ? 1 : 0.12; });
+    chart.redraw(false);
+  }
+}
 
 // ------------------------------------------------------------------------------------------------------------- curves
 
@@ -122,17 +162,18 @@ function panelsOf() {
   runs.forEach((run, r) => {
     const fine = (key, title, role, values) => {
       if (values && values.some((value) => value !== null)) {
-        add(key, title, { label: label(run, role), index: isComparison ? r : 0, run, updates: run.steps.update, values, isFine: true });
+        add(key, title, { label: label(run, role), index: 0, run, r, updates: run.steps.update, values, isFine: true });
       }
     };
     fine("loss", "loss", "train", run.steps.train_loss);
     for (const metric of run.metrics) {
       const isTraining = metric.role === "train";
       if (isAlias(metric, run)) continue;
+      if (isCrowded && isTraining && metric.quantity === "loss" && run.steps.update?.length) continue;
       if (metric.quantity.startsWith("learning_rate") && run.steps.learning_rates?.length) continue;
       const meaning = metric.role === "" ? metric.name : isTraining && metric.quantity === "loss" ? "train, epoch" : metric.role;
       add(metric.quantity, metric.quantity.replaceAll("_", " "), {
-        label: label(run, meaning), index: isComparison ? r : colour(metric.role || metric.name), run,
+        label: label(run, meaning), index: colour(metric.role || metric.name), run, r,
         dash: isTraining, updates: metric.update, values: metric.value,
         best: run.best.find((best) => best.name === metric.name),
       });
@@ -152,6 +193,13 @@ function panelsOf() {
   const last = ["rates", "norm", "throughput", "wait", "memory"];
   return [...panels].sort(([a], [b]) => (a === "loss" ? -1 : b === "loss" ? 1 : last.indexOf(a) - last.indexOf(b)))
     .map(([key, panel]) => ({ key, ...panel }));
+}
+
+/** The lines of the runs that are shown; grey ones come first, and so lie below. */
+function shownLines(panel) {
+  const lines = panel.lines.filter((line) => shown.has(line.r));
+  if (!isComparison) return lines;
+  return lines.map((line) => ({ ...line, index: colourOf(line.r) })).sort((a, b) => (b.index === REST) - (a.index === REST));
 }
 
 /** Of several evaluation sets, the loss of the first is recorded without its name, too. */
@@ -180,8 +228,10 @@ function chartOptions(panel, lines, range, width) {
       { ...axis, size: 28, values: (u, splits) => splits.map((x) => number(x)) },
       { ...axis, size: 62, values: (u, splits) => splits.map((y) => (y === null ? null : number(y))) },
     ],
-    legend: { live: true },
+    legend: { show: !isCrowded, live: true },
+    focus: { alpha: 0.15 },
     cursor: {
+      focus: { prox: isCrowded ? 24 : -1 },
       drag: { x: true, y: false, setScale: false },
       sync: { key: "run" },
       points: { size: 7 },
@@ -190,8 +240,15 @@ function chartOptions(panel, lines, range, width) {
       dataIdx: (u, series, hovered, x) => nearest(u.data[0], u.data[series], hovered, x),
     },
     series: [{ label: settings.x, ...values }, ...lines.map((line) => ({ ...line.style, ...values }))],
-    hooks: { setSelect: [zoomToSelection], draw: [(u) => drawBest(u, lines)], ready: [readByTouch] },
+    hooks: { setSeries: [(u, i) => { u.pointedAt = i; }], setCursor: [(u) => nameLine(u, lines)], setSelect: [zoomToSelection], draw: [(u) => drawBest(u, lines)], ready: [readByTouch] },
   };
+}
+
+/** Of many curves the one under the pointer is named in the title of its panel, with its value. */
+function nameLine(u, lines) {
+  const line = isCrowded && u.cursor.idxs && lines[u.pointedAt - 1]?.line;
+  const text = line ? ` · ${line.label}: ${number(u.data[u.pointedAt][u.cursor.idxs[u.pointedAt]])}` : "";
+  u.root.closest(".panel").querySelector("h3 span").textContent = text;
 }
 
 function nearest(xs, ys, hovered, x) {
@@ -206,7 +263,7 @@ function nearest(xs, ys, hovered, x) {
 
 function drawBest(u, lines) {
   for (const { line, isRaw } of lines) {
-    const at = line.best && !isRaw ? line.updates.lastIndexOf(line.best.update) : -1;
+    const at = line.best && !isRaw && line.index !== REST ? line.updates.lastIndexOf(line.best.update) : -1;
     if (at < 0 || typeof line.best.value !== "number") continue;
     const x = u.valToPos(positions(line.run, line.updates)[at], "x", true);
     const y = u.valToPos(line.best.value, "y", true);
@@ -256,7 +313,8 @@ function readByTouch(u) {
 function drawPanel(panel, range, holder) {
   const lines = [];
   const tables = [];
-  for (const line of panel.lines) {
+  for (const line of shownLines(panel)) {
+    const rest = line.index === REST ? { width: 1, auto: false } : {};
     const xs = positions(line.run, line.updates);
     const isLog = settings.log && panel.key === "loss";
     const shown = line.values.map((value) => (typeof value !== "number" || (isLog && value <= 0) ? null : value));
@@ -268,17 +326,18 @@ function drawPanel(panel, range, holder) {
         lines.push({ line, isRaw: true, style: { label: `${line.label}, as read`, stroke: `${stroke}66`, width: 1, spanGaps: true, points: { show: false } } });
         tables.push([xs, shown]);
       }
-      lines.push({ line, style: { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } } });
+      lines.push({ line, style: { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false }, ...rest } });
       tables.push([xs, smoothed(shown, settings.smoothing)]);
     } else {
-      const points = { show: few && !line.isFine, size: 5, fill: stroke };
-      lines.push({ line, style: { label: line.label, stroke, width: 2, dash: line.dash ? [5, 4] : undefined, spanGaps: true, points } });
+      const points = { show: few && !line.isFine && line.index !== REST, size: 5, fill: stroke };
+      lines.push({ line, style: { label: line.label, stroke, width: 2, dash: line.dash ? [5, 4] : undefined, spanGaps: true, points, ...rest } });
       tables.push([xs, shown]);
     }
   }
+  if (!lines.length) return;
   const data = joined(tables);
   const chart = new uPlot(chartOptions(panel, lines, range, Math.max(holder.clientWidth, 200)), data, holder);
-  charts.push({ chart, holder });
+  charts.push({ chart, lines });
 }
 
 /** uPlot wants rising places without doubles; of several values at one place the last counts. */
@@ -294,6 +353,7 @@ let holders = null;
 const scatters = []; // functions that draw them, once they are on the page
 
 function redrawAll() {
+  recolour();
   scatters.forEach((draw) => draw());
   if (!holders) return;
   const panels = panelsOf();
@@ -321,7 +381,7 @@ function curves() {
     h("span", {}, "Drag over a curve to zoom in, on a phone with two fingers."));
   holders = panels.map(() => h("div", {}));
   const cards = panels.map((panel, i) =>
-    h("section", { class: `card panel${panel.key === "loss" ? " wide" : ""}` }, h("h3", {}, panel.title), holders[i]));
+    h("section", { class: `card panel${panel.key === "loss" ? " wide" : ""}` }, h("h3", {}, panel.title, h("span", { class: "soft" })), holders[i]));
   return [controls, h("div", { class: "panels" }, cards)];
 }
 
@@ -368,10 +428,10 @@ function bestTable() {
     ...(isComparison ? [named(run, r)] : []), best.name, number(best.value), number(best.epoch), number(best.last)]));
   if (!rows.length) return [];
   const heads = [...(isComparison ? ["run"] : []), "metric", "best", "epoch", "last"];
-  return section("Best values", h("div", { class: "card" }, list(rows, heads, heads.length - 3)));
+  return section("Best values", h("div", { class: "card" }, folded(list(rows, heads, heads.length - 3), rows.length, "values")));
 }
 
-const named = (run, r) => h("span", {}, h("span", { class: "key", style: `background: var(--c${r % 8})` }), run.name);
+const folded = (table, count, what) => (count > 20 ? h("details", {}, h("summary", {}, `${count} ${what}`), table) : table);
 
 // ------------------------------------------------------------------------------------------------ classes and samples
 
@@ -491,7 +551,7 @@ function events(run) {
   const rows = run.events.map((event) => [new Date(1000 * event.time).toLocaleTimeString(), String(event.epoch), number(event.update), event.what, event.text]);
   const table = list(rows, ["time", "epoch", "update", "event", ""], 9);
   table.classList.add("events");
-  return section("Events", h("div", { class: "card" }, rows.length > 20 ? h("details", {}, h("summary", {}, `${rows.length} events`), table) : table));
+  return section("Events", h("div", { class: "card" }, folded(table, rows.length, "events")));
 }
 
 // ------------------------------------------------------------------------------------------------------------ the page
@@ -531,11 +591,13 @@ function single(run) {
     ...section("What ran", h("div", { class: "two" }, [facts("Model", run.model), facts("Environment", run.environment), facts("Configuration", run.config), facts("Given by the user", run.notes)].filter(Boolean))));
 }
 
-function differences() {
+/** What the runs record of themselves, apart from what nobody chose: {name, cells, differs}. */
+function settingsOfRuns() {
   const flat = (run) => {
     const all = new Map();
-    for (const part of ["model", "config", "environment", "notes"]) {
+    for (const part of ["notes", "model", "config", "environment"]) {
       for (const [name, value] of Object.entries(run[part] || {})) {
+        if (name === "derived_seed") continue;
         if (value !== null && typeof value === "object" && !Array.isArray(value)) {
           for (const [inner, one] of Object.entries(value)) all.set(`${part}: ${name}.${inner}`, plain(one));
         } else all.set(`${part}: ${name}`, plain(value));
@@ -544,29 +606,71 @@ function differences() {
     return all;
   };
   const all = runs.map(flat);
-  const names = [...new Set(all.flatMap((values) => [...values.keys()]))];
-  const rows = names.map((name) => {
+  const rows = new Map();
+  for (const name of new Set(all.flatMap((values) => [...values.keys()]))) {
     const cells = all.map((values) => values.get(name) ?? "–");
-    return { cells: [name.replaceAll("_", " "), ...cells.map((cell) => h("code", {}, cell))], differs: new Set(cells).size > 1 };
-  });
-  const heads = () => ["", ...runs.map(named)]; // an element can be in one place only
-  const different = rows.filter((row) => row.differs);
-  const same = rows.filter((row) => !row.differs);
+    const differs = new Set(cells).size > 1;
+    const key = differs ? cells.join("\n") : name; // a batch size, say, is in several places: the first is enough
+    if (!rows.has(key)) rows.set(key, { name: name.replaceAll("_", " "), cells, differs, others: [] });
+    else rows.get(key).others.push(name.replaceAll("_", " "));
+  }
+  return [...rows.values()];
+}
+
+const nameOf = (row, name = row.name) => h("span", { title: [row.name, ...row.others].join("\n") }, name,
+  row.others.length ? h("span", { class: "soft small" }, ` +${row.others.length}`) : null);
+
+const code = (text) => h("code", {}, text);
+
+function differences(rows) {
+  const heads = ["", ...runs.map(named)];
+  const different = rows.filter((row) => row.differs).map((row) => [nameOf(row), ...row.cells.map(code)]);
+  const same = rows.filter((row) => !row.differs).map((row) => [row.name, code(row.cells[0])]);
+  const table = different.length ? list(different, heads, 99) : h("p", {}, "Nothing that was recorded.");
   return section("What differs",
-    h("div", { class: "card" }, different.length ? list(different, heads(), 99) : h("p", {}, "Nothing that was recorded.")),
-    same.length ? h("details", { class: "card", style: "margin-top: 12px" }, h("summary", {}, `${same.length} entries are the same`), list(same, heads(), 99)) : null);
+    runs.length > MANY ? null : h("div", { class: "card" }, table),
+    same.length ? h("details", { class: "card", style: "margin-top: 12px" }, h("summary", {}, `${same.length} entries are the same`), list(same, ["", "all runs"], 99)) : null);
+}
+
+/** One row for each run; of many runs also with what they differ in. */
+function runsTable(rows) {
+  const metrics = mainMetrics();
+  const bests = metrics.map((name) => runs.map((run) => run.best.find((best) => best.name === name)));
+  const winners = bests.map((column) => {
+    const values = column.map((best) => best?.value).filter((value) => typeof value === "number");
+    return column.some((best) => best?.greater_is_better) ? Math.max(...values) : Math.min(...values);
+  });
+  const marked = (value, i) => (value === winners[i] ? h("b", { class: "best", title: "the best of all runs" }, `★ ${number(value)}`) : number(value));
+  const added = runs.length > MANY ? rows.filter((row) => row.differs) : [];
+  const box = (run, r) => h("input", { type: "checkbox", checked: "", "aria-label": `show ${run.name}`,
+    onchange: () => show(shown.has(r) ? [...shown].filter((other) => other !== r) : [...shown, r]) });
+  const table = list(
+    runs.map((run, r) => [h("label", {}, box(run, r), named(run, r)), pill(run) || "–", ...bests.map((column, i) => marked(column[r]?.value, i)),
+      number(run.state.epoch), number(run.state.updates), duration(run.state.seconds), ...added.map((row) => code(row.cells[r]))]),
+    ["run", "state", ...metrics.map((name) => `best ${name.replaceAll("_", " ")}`), "epochs", "updates", "time", ...added.map((row) => nameOf(row, row.name.replace(/^\w+: /, "")))], 2);
+  table.classList.add("runs", "tall");
+  table.querySelectorAll("tbody tr").forEach((row, r) => {
+    row.addEventListener("mouseenter", () => emphasise(shown.has(r) ? r : null));
+    row.addEventListener("mouseleave", () => emphasise(null));
+  });
+  const button = (text, choice) => h("button", { type: "button", onclick: () => show(choice) }, text);
+  const all = [...runs.keys()];
+  return h("div", { class: "card", style: "margin-top: 14px" },
+    h("div", { class: "controls" }, button("all", all), button("none", []), isCrowded ? button(`first ${COLOURS}`, all.slice(0, COLOURS)) : null,
+      h("span", {}, "Uncheck a run to hide its curves. Point at a run to see them.")),
+    table);
 }
 
 function comparison() {
-  const rows = runs.map((run, r) => [named(run, r), pill(run) || "–", number(run.state.epoch), number(run.state.updates), duration(run.state.seconds),
-    ...mainMetrics().map((name) => number(run.best.find((best) => best.name === name)?.value))]);
-  const heads = ["run", "state", "epochs", "updates", "time", ...mainMetrics().map((name) => `best ${name.replaceAll("_", " ")}`)];
+  const rows = settingsOfRuns();
+  const sources = runs.length > MANY ? "" : runs.map((run) => run.source || run.name).join(" · ");
   page.append(
-    ...head(`${runs.length} runs`, runs.map((run) => run.source || run.name).join(" · ")),
-    h("div", { class: "card", style: "margin-top: 14px" }, list(rows, heads, 2)),
-    ...differences(),
+    ...head(`${runs.length} runs`, sources),
+    runsTable(rows),
+    ...(runs.length > MANY ? [] : differences(rows)),
     ...section("Curves", curves()),
-    ...bestTable());
+    ...bestTable(),
+    ...(runs.length > MANY ? differences(rows) : []));
 }
 
 const mainMetrics = () => [...new Set(runs.flatMap((run) => run.best.filter((best) => best.is_main).map((best) => best.name)))];
