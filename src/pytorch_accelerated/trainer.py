@@ -234,9 +234,10 @@ class Trainer(TrainerHooks):
             reset_run_history: False to add the metrics to those of the training before, for the same epoch and update.
 
         Returns:
-            The metrics of this evaluation, with the mean loss as ``evaluation_loss``: per sample, or per item if items
-            are counted. Of several sets, each has an ``evaluation_<name>_loss``, and ``evaluation_loss`` is that of the
-            first.
+            The metrics of this evaluation, by the names that they have in training: ``eval_loss_epoch`` is the mean
+            loss per sample, or per item if items are counted. Of several sets, each has an
+            ``eval_<name>_loss_epoch``, and ``eval_loss_epoch`` is that of the first. Losses are also there as
+            ``evaluation_loss`` and ``evaluation_<name>_loss``, their names in the run history.
 
         Raises:
             ConfigurationError: without any dataset.
@@ -255,11 +256,13 @@ class Trainer(TrainerHooks):
             preparing.prepare_evaluation(context, per_device_batch_size, dataloader_kwargs)
             self._run_evaluation()
         new_names = {record.name for record in self.run_history.records[records_before:]}
-        return {
+        metrics = {
             name: self.run_history.get_latest_metric(name)
             for name in self.run_history.get_metric_names()
             if reset_run_history or name in new_names
         }
+        losses = [name for name in metrics if name.startswith("evaluation_") and name.endswith("loss")]
+        return metrics | {f"{name.replace('evaluation', 'eval', 1)}_epoch": metrics[name] for name in losses}
 
     @knows_other_names
     def predict(

@@ -98,6 +98,7 @@ def test_the_loss_of_the_first_set_is_also_recorded_without_a_name(tmp_path):
     assert best.best_metric == min(values(trainer, "eval_clean_loss_epoch"))
     metrics = trainer.evaluate({name: sets[name] for name in ("noisy", "clean")})
     assert metrics["evaluation_loss"] == metrics["evaluation_noisy_loss"] != metrics["evaluation_clean_loss"]
+    assert metrics["eval_loss_epoch"] == metrics["eval_noisy_loss_epoch"] != metrics["eval_clean_loss_epoch"]
 
 
 def test_any_set_can_drive_best_model_early_stopping_and_schedule(tmp_path):
@@ -241,5 +242,6 @@ def test_an_evaluation_that_fails_leaves_the_sets_to_the_next_one():
         trainer.evaluate(sets)
     assert trainer.eval_dataset is sets
     metrics = trainer.evaluate()
-    assert metrics.keys() == {"evaluation_loss", "evaluation_clean_loss", "evaluation_noisy_loss"}
-    assert trainer.evaluate(sets["clean"]).keys() == {"evaluation_loss"}
+    names = {f"evaluation_{of}loss" for of in ("", "clean_", "noisy_")}
+    assert metrics.keys() == names | {f"eval_{of}loss_epoch" for of in ("", "clean_", "noisy_")}
+    assert trainer.evaluate(sets["clean"]).keys() == {"evaluation_loss", "eval_loss_epoch"}
