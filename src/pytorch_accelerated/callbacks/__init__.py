@@ -10,6 +10,7 @@ from pytorch_accelerated.callbacks.evaluation import (
 )
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
+from pytorch_accelerated.callbacks.means import RecordMeansCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import (
     ConvertSyncBatchNormCallback,
@@ -81,6 +82,7 @@ __all__ = [
     "PrintProgressCallback",
     "ProfilerCallback",
     "ProgressBarCallback",
+    "RecordMeansCallback",
     "ReportCallback",
     "SWACallback",
     "SaveBestModelCallback",

@@ -1,0 +1,94 @@
+"""Means of what models and hooks return."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import RecordMeansCallback, StepBasedEvaluationCallback
+from pytorch_accelerated.errors import HookOutputError
+from tests.support.processes import run_on_ranks
+from tests.support.resuming import SaveAndStop
+
+ROWS = {"inputs": torch.linspace(-1, 1, 22, dtype=torch.float64).view(11, 2)}
+
+
+class TwoLosses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1, dtype=torch.float64)
+        nn.init.constant_(self.layer.weight, 0.5)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs = self.layer(inputs)
+        small, squares = outputs.square().mean(), (outputs - 1).square()
+        return {"small_loss": small, "squares": squares, "loss": small + squares.mean()}
+
+
+def make(*callbacks: Any) -> Trainer:
+    model = TwoLosses()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    means = RecordMeansCallback("small_loss", "squares")
+    return Trainer(model, None, optimizer, [means, *callbacks], seed=3)
+
+
+def train(trainer: Trainer, **kwargs: Any) -> dict[str, list[float]]:
+    trainer.train(ROWS, 2, ROWS, per_device_batch_size=2, **kwargs)  # six batches, the last of one row
+    history = trainer.run_history
+    return {name: history.get_metric_values(name) for name in history.get_metric_names() if "lr" not in name}
+
+
+def test_means_are_over_samples_and_add_up_to_the_loss() -> None:
+    found = train(make(StepBasedEvaluationCallback(3)))
+    for prefix, loss in (("train", "train_loss_epoch"), ("eval", "eval_loss_epoch")):
+        parts = zip(found[f"{prefix}_small_loss"], found[f"{prefix}_squares"], strict=True)
+        assert [sum(part) for part in parts] == pytest.approx(found[loss], rel=1e-12)
+    assert len(found["intermediate_eval_squares"]) == len(found["intermediate_eval_loss"]) > 0
+
+
+@pytest.mark.parametrize("updates", range(1, 12))
+def test_a_run_resumed_at_any_update_has_the_same_means(updates: int, tmp_path: Path) -> None:
+    expected = train(make())
+    train(make(SaveAndStop(tmp_path / "state", updates)))
+    found = train(make(), resume_from=tmp_path / "state")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-14), name
+
+
+ON_RANKS = """
+import torch.distributed as dist
+from tests.callbacks.test_means import ROWS, make
+
+trainer = make()
+trainer.train(ROWS, 2, ROWS, per_device_batch_size=2)
+assert dist.get_world_size() == 2
+history = trainer.run_history
+for prefix, loss in (("train", "train_loss_epoch"), ("eval", "eval_loss_epoch")):
+    names = [f"{prefix}_small_loss", f"{prefix}_squares"]
+    for *parts, whole in zip(*map(history.get_metric_values, [*names, loss])):
+        assert abs(sum(parts) - whole) < 1e-12 * abs(whole), (prefix, parts, whole)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_two_ranks_record_means_over_all_samples(tmp_path: Path) -> None:
+    run_on_ranks(ON_RANKS, 2, cwd=tmp_path)
+
+
+def test_what_a_hook_returns_counts_too_and_a_missing_name_is_an_error() -> None:
+    class Hooked(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return {**super().calculate_train_batch_loss(batch), "rows": len(batch["inputs"])}
+
+    model = TwoLosses()
+    trainer = Hooked(model, None, torch.optim.SGD(model.parameters(), 0.1), [RecordMeansCallback("rows")])
+    trainer.train(ROWS, 1, per_device_batch_size=2)
+    assert trainer.run_history.get_latest_metric("train_rows") == pytest.approx((5 * 2 * 2 + 1) / 11)
+    with pytest.raises(HookOutputError, match="finds no 'rows' among"):
+        trainer.evaluate(ROWS)
