@@ -30,18 +30,23 @@ def new_model() -> nn.Sequential:
     return nn.Sequential(Block(), Block(), Block(), nn.Linear(8, 1))
 
 
-def trained(model: nn.Module, **arguments: object) -> tuple[dict[str, torch.Tensor], Sequence[float]]:
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=(), seed=1)
+def trained(
+    model: nn.Module, backend: str | None = None, **arguments: object
+) -> tuple[dict[str, torch.Tensor], Sequence[float]]:
+    as_run = model if backend is None else torch.compile(model, backend=backend)
+    trainer = Trainer(as_run, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=(), seed=1)
     history = trainer.train(ROWS, 3, ROWS, gradient_accumulation_steps=2, **arguments)  # type: ignore[arg-type]
     return copy.deepcopy(model.state_dict()), history.get_metric_values("eval_loss_epoch")
 
 
-@pytest.mark.parametrize("kind", ["Block", Block])
-def test_a_run_is_the_same_to_the_bit_with_dropout_and_batch_norm(kind: str | type[nn.Module]) -> None:
-    plain, losses = trained(new_model())
+@pytest.mark.parametrize(("kind", "backend"), [("Block", None), (Block, None), (Block, "aot_eager")])
+def test_a_run_is_the_same_to_the_bit_with_dropout_and_batch_norm(
+    kind: str | type[nn.Module], backend: str | None
+) -> None:
+    plain, losses = trained(new_model(), backend)
     model = new_model()
     assert checkpoint_activations(model, kind) == 3
-    weights, others = trained(model)
+    weights, others = trained(model, backend)
     assert others == losses
     assert weights.keys() == plain.keys()
     for name, value in plain.items():

@@ -59,6 +59,8 @@ class _Checkpointed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # compiled code changes buffers in the forward pass only
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(self._forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 
     def _contexts(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:

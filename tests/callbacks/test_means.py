@@ -39,7 +39,7 @@ def make(*callbacks: Any) -> Trainer:
 def train(trainer: Trainer, **kwargs: Any) -> dict[str, list[float]]:
     trainer.train(ROWS, 2, ROWS, per_device_batch_size=2, **kwargs)  # six batches, the last of one row
     history = trainer.run_history
-    return {name: history.get_metric_values(name) for name in history.get_metric_names() if "lr" not in name}
+    return {name: list(history.get_metric_values(name)) for name in history.get_metric_names() if "lr" not in name}
 
 
 def test_means_are_over_samples_and_add_up_to_the_loss() -> None:

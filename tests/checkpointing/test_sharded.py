@@ -204,3 +204,12 @@ def test_a_rank_that_dies_while_it_saves_its_part_leaves_the_state_before(tmp_pa
         assert {path.name for path in folder.iterdir()} <= {"first", "second"}
         shutil.rmtree(folder)
     record("rank killed while it saves a part of a model", {"deaths": len(deaths), "states lost": 0})
+
+
+@pytest.mark.processes
+def test_several_optimizers_and_activation_checkpointing_of_a_sharded_model(tmp_path: Path):
+    run_on_ranks(RANKS / "sharded_jobs.py", 2, tmp_path, cwd=REPOSITORY)
+    assert_close(
+        torch.load(tmp_path / "several.pt"),
+        everything(train(make_trainer(shards=False, several_optimizers=True), ranks=1)),
+    )

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.activations import checkpoint_activations
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from tests.support.reference import regression_data
 
@@ -18,12 +19,21 @@ ROWS = 21  # in batches of 3 on 2 ranks: the last one of an epoch leaves a rank 
 EVAL_ROWS = 1
 
 
-def make_trainer(*, shards: bool, dropout: float = 0.0, callbacks: Iterable[TrainerCallback] = ()) -> Trainer:
+def make_trainer(
+    *,
+    shards: bool,
+    dropout: float = 0.0,
+    callbacks: Iterable[TrainerCallback] = (),
+    checkpoints_activations: bool = False,
+    several_optimizers: bool = False,
+) -> Trainer:
     """A float64 model of odd sizes, so that the ranks' shards differ in size and one of them is empty."""
     torch.manual_seed(5)
     model = nn.Sequential(
         nn.Linear(3, 5), nn.Tanh(), nn.Dropout(dropout), nn.LayerNorm(5), nn.Linear(5, 1), nn.Linear(1, 2)
     ).double()
+    if checkpoints_activations:
+        assert checkpoint_activations(model, "Linear") == 3
     if shards:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -31,7 +41,10 @@ def make_trainer(*, shards: bool, dropout: float = 0.0, callbacks: Iterable[Trai
         mesh = init_device_mesh("cpu", (PartialState(cpu=True).num_processes,))
         for layer in (model[0], model[4], model):
             fully_shard(layer, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02)
+    if several_optimizers:
+        body, head = list(model[0].parameters()), [each for layer in model[1:] for each in layer.parameters()]
+        optimizer = {"body": torch.optim.SGD(body, lr=0.02, momentum=0.9), "head": torch.optim.AdamW(head, lr=0.02)}
     return Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=3)
 
 

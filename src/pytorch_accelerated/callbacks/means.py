@@ -88,7 +88,7 @@ class RecordMeansCallback(TrainerCallback):
 
     def _add(self, prefix: str, batch_output: dict[str, Any]) -> None:
         outputs = batch_output.get("model_outputs")
-        found = {**outputs, **batch_output} if isinstance(outputs, Mapping) else batch_output
+        found = {**(outputs if isinstance(outputs, Mapping) else {}), **batch_output}
         for name in self.names:
             if name not in found:
                 raise HookOutputError(
