@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytorch_accelerated import Trainer, errors, huggingface
+from pytorch_accelerated import Trainer, callbacks, errors, huggingface
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.support.processes import REPOSITORY, run_forked
 
 DOCS = REPOSITORY / "docs"
@@ -117,6 +118,14 @@ def test_the_page_of_errors_has_every_class() -> None:
         name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, BaseException)
     }
     assert explained == classes
+
+
+def test_the_table_of_callbacks_has_every_one() -> None:
+    text = (DOCS / "reference" / "callbacks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| \S+`~pytorch_accelerated\.callbacks\.(\w+)` \| .+ \|$", text, re.MULTILINE)
+    named = {name: getattr(callbacks, name) for name in callbacks.__all__}
+    public = [name for name, value in named.items() if inspect.isclass(value) and issubclass(value, TrainerCallback)]
+    assert sorted(rows) == sorted(public)
 
 
 def public_names(module: str) -> dict[str, Any]:
