@@ -87,9 +87,16 @@ SEARCHED = {
     "sweep": ("optuna",),
     "predictions": ("predict_proba",),
     "before_training": ("learning rate finder",),
-    "ema": ("ema",),
+    "ema": ("ema", "swa"),
     "profiling": ("profiling",),
-    "optimizers": ("muon",),
+    "optimizers": ("muon", "schedule-free"),
+    "memory": ("activation checkpointing",),
+    "tabular": ("tabular", "categorical", "missing values"),
+    "large_data": ("grain", "litdata", "webdataset", "lance"),
+    "packing": ("packing",),
+    "report": ("compare runs", "confusion matrix"),
+    "several_machines": ("multi-node training",),
+    "callbacks": ("custom callback",),
 }
 
 
