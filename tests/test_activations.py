@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def new_model() -> nn.Sequential:
 def trained(
     model: nn.Module, backend: str | None = None, **arguments: object
 ) -> tuple[dict[str, torch.Tensor], Sequence[float]]:
-    as_run = model if backend is None else torch.compile(model, backend=backend)
+    as_run: Any = model if backend is None else torch.compile(model, backend=backend)
     trainer = Trainer(as_run, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=(), seed=1)
     history = trainer.train(ROWS, 3, ROWS, gradient_accumulation_steps=2, **arguments)  # type: ignore[arg-type]
     return copy.deepcopy(model.state_dict()), history.get_metric_values("eval_loss_epoch")

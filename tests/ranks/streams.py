@@ -149,6 +149,10 @@ check(lambda: DataLoader(Samples(), 2), shares_of(PAIRS))
 check(lambda: Samples(2 * RANKS), shares_of(PAIRS[:RANKS]))
 check(lambda: Samples(2 * RANKS + 1), shares_of([*PAIRS[:RANKS], [2 * RANKS]]), steps=2)  # one rank has a sample more
 
+# Streams of libraries that divide by rank are taken as such without a word.
+OfLitdata = type("OfLitdata", (OwnSamples,), {"__module__": "litdata.streaming.dataset"})
+check(OfLitdata, [batches_of_rank(rank) for rank in range(RANKS)])
+
 # Batches of each rank's own. Without a word about it, the first rank warns.
 own = [batches_of_rank(rank) for rank in range(RANKS)]
 is_sharded = {"is_sharded": True}

@@ -43,7 +43,7 @@ def make_trainer(
             fully_shard(layer, mesh=mesh)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02)
     if several_optimizers:
-        body, head = list(model[0].parameters()), [each for layer in model[1:] for each in layer.parameters()]
+        body, head = list(model[0].parameters()), [each for layer in list(model)[1:] for each in layer.parameters()]
         optimizer = {"body": torch.optim.SGD(body, lr=0.02, momentum=0.9), "head": torch.optim.AdamW(head, lr=0.02)}
     return Trainer(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=3)
 

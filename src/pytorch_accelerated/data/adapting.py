@@ -13,7 +13,7 @@ from pytorch_accelerated.compat.accelerate import given_loader
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.stream_loader import StreamLoader
-from pytorch_accelerated.data.streams import is_stateful_loader
+from pytorch_accelerated.data.streams import divides_itself, is_stateful_loader
 from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.processes.accelerators import send_to_device
@@ -61,7 +61,8 @@ def adapt_loader(
 ) -> RunLoader:
     """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
 
-    `is_sharded` says that the data already gives each rank different samples. For the other arguments see `RunLoader`.
+    `is_sharded` says that the data already gives each rank different samples, which is known of litdata and MosaicML's
+    streaming. For the other arguments see `RunLoader`.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
@@ -70,6 +71,7 @@ def adapt_loader(
         raise ArgumentTypeError(
             f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
         )
+    is_sharded = is_sharded or divides_itself(loader) or divides_itself(getattr(loader, "dataset", None))
     settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     is_torch_loader = isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)

@@ -34,10 +34,26 @@ _EXACT_PARTS = frozenset(
 )
 
 
+_STATE = ("state_dict", "load_state_dict")
+_DIVIDED_BY_RANK = ("litdata", "streaming")  # the second is MosaicML's
+
+
 def has_state(source: Any) -> bool:
-    """Whether `source` can save its position and resume from it."""
-    has_methods = all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_methods and not is_hub_stream(source)
+    """Whether `source` can save its position and resume from it, asked without arguments."""
+    if is_hub_stream(source) or not all(callable(getattr(source, name, None)) for name in _STATE):
+        return False
+    try:
+        inspect.signature(source.state_dict).bind()  # litdata's dataset needs to be told what only its loader knows
+    except TypeError:
+        return False
+    except ValueError:  # it is not written in Python
+        pass
+    return True
+
+
+def divides_itself(source: Any) -> bool:
+    """Whether a dataset or loader is of a library whose streams give each rank rows of its own."""
+    return any(kind.__module__.partition(".")[0] in _DIVIDED_BY_RANK for kind in type(source).__mro__)
 
 
 def knows_position(dataset: Any) -> bool:
