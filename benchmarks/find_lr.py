@@ -41,14 +41,18 @@ class Result(NamedTuple):
     loss: float
 
 
-def digits() -> tuple[Rows, Rows]:
-    """The training rows and the held-out rows, in a fixed random order."""
+def digits(seed: int = 0, number_held_out: int = HELD_OUT) -> tuple[Rows, Rows]:
+    """The training rows and the held-out rows, in a random order that the seed determines."""
     found = load_digits()
     images = torch.tensor(found.data / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    labels = torch.tensor(found.target)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    held_out, train = order[:HELD_OUT], order[HELD_OUT:]
-    return (images[train], labels[train]), (images[held_out], labels[held_out])
+    return split((images, torch.tensor(found.target)), number_held_out, seed)
+
+
+def split(rows: Rows, number_held_out: int, seed: int) -> tuple[Rows, Rows]:
+    """The training rows, and as many as wanted that are held out, at random."""
+    order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(seed))
+    held_out, train = order[:number_held_out], order[number_held_out:]
+    return (rows[0][train], rows[1][train]), (rows[0][held_out], rows[1][held_out])
 
 
 def perceptron() -> nn.Module:
@@ -81,8 +85,14 @@ def train(model: str, optimizer: str, lr: float, seed: int) -> Result:
     train_rows, held_out = digits()
     trainer = make_trainer(model, optimizer, lr, seed)
     trainer.train(train_rows, EPOCHS, per_device_batch_size=BATCH_SIZE)
-    loss = trainer.evaluate(held_out, per_device_batch_size=HELD_OUT)["evaluation_loss"]
-    predicted = trainer.predict(held_out[0], per_device_batch_size=HELD_OUT).argmax(1)
+    return judge(trainer, held_out)
+
+
+def judge(trainer: Trainer, held_out: Rows) -> Result:
+    """What the model of a trainer reaches on these rows."""
+    size = len(held_out[0])
+    loss = trainer.evaluate(held_out, per_device_batch_size=size)["evaluation_loss"]
+    predicted = trainer.predict(held_out[0], per_device_batch_size=size).argmax(1)
     return Result((predicted == held_out[1]).double().mean().item(), loss)
 
 

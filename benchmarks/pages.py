@@ -84,9 +84,9 @@ def promises_table(language: str) -> str:
     return promises.table(results["answers"], language) + "\n"
 
 
-def first_table(file: str, columns: Sequence[int]) -> str:
-    """Some columns of the first table of a file of results."""
-    lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
+def first_table(file: str, columns: Sequence[int], after: str = "") -> str:
+    """Some columns of the first table of a file of results, or of the first after some text."""
+    lines = (RESULTS / file).read_text(encoding="utf-8").partition(after or "\n")[2].splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rows = list(takewhile(lambda line: line.startswith("|"), lines[first:]))
     # Scripts of others are no files of ours, which names in backquotes on a page are.
@@ -99,6 +99,7 @@ def sentence(file: str, beginning: str) -> str:
     return next(line for line in text.splitlines() if re.match(rf"\d+ {beginning}", line)) + "\n"
 
 
+SHOWN = (0, 1, 4, 5, 6, 7, 10)  # columns of techniques.md
 TABLES: Mapping[str, Callable[[], str]] = {
     "kills": partial(chaos_table, CHAOS[:10]),
     "damage": partial(chaos_table, CHAOS[9:]),
@@ -108,6 +109,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "promises, zh": partial(promises_table, "zh"),
     "speed": partial(speed_table, "README.md"),
     "speed, zh": partial(speed_table, "README.zh-CN.md"),
+    "techniques": partial(first_table, "techniques.md", SHOWN),
+    "techniques, fine-tuning": partial(first_table, "techniques.md", SHOWN, "## Fine-tuning"),
     "transformers": partial(first_table, "transformers_scripts.md", (0, 1, 2, 4)),
 }
 

@@ -43,9 +43,11 @@ def write_report(folder: Path, results: Mapping[str, Sequence[Result]], facts: M
     (folder / "results.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
-def facts_of_run(*, command: str, repeats: int, left_out: Sequence[str]) -> dict[str, Any]:
+def facts_of_run(
+    *, command: str, repeats: int, left_out: Sequence[str], packages: Sequence[str] = PACKAGES
+) -> dict[str, Any]:
     """The class of machine, the versions, and the command."""
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: _version(name) for name in packages}
     shown = [f"{name} {version}" for name, version in versions.items() if version]
     return {
         "date": datetime.date.today().isoformat(),

@@ -52,3 +52,23 @@ def test_every_way_is_in_the_json_and_in_the_tables(tmp_path):
             assert table["baseline"] is None or table["baseline"] in ways
             assert table["title"] in written
             assert ways <= rows
+
+
+TECHNIQUES = """
+import runpy
+runpy.run_module("benchmarks.techniques", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_techniques_stand_beside_plain_training_in_a_row_per_task(tmp_path):
+    run_script(TECHNIQUES, "--quick", "--only", "one_cycle", "--output", tmp_path)
+    found = json.loads((tmp_path / "techniques.json").read_text(encoding="utf-8"))
+    assert set(found["tasks"]) == {"digits, MLP", "digits, CNN", "patches, transformer"}
+    for of_task in found["tasks"].values():
+        assert list(of_task) == ["plain", "`one_cycle()`"]
+        assert [len(one["results"]) for one in of_task.values()] == [2, 2]
+
+    written = (tmp_path / "techniques.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `one_cycle\(\)` \| (.+?) \|", written, flags=re.MULTILINE) == list(found["tasks"])
