@@ -101,6 +101,7 @@ def fine_tune(
     layer_decay: float = 0.75,
     weight_decay: float = 0.01,
     callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+    metrics: Any = None,
     seed: int | None = None,
     **train_arguments: Any,
 ) -> Trainer:
@@ -124,7 +125,7 @@ def fine_tune(
         lr: the highest learning rate of the last layer.
         layer_decay: the rate of a layer as a multiple of that of the layer after it; see `param_groups`.
         weight_decay: of AdamW, for all but biases and norms.
-        callbacks, seed: see `Trainer`.
+        callbacks, metrics, seed: see `Trainer`.
         train_arguments: further ones of `Trainer.train`.
 
     Returns:
@@ -135,7 +136,7 @@ def fine_tune(
     groups = param_groups(model, lr=lr, no_decay=True, layer_decay=layer_decay)
     optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     stages = {1: head, freeze_epochs + 1: "."} if freeze_epochs else {1: "."}
-    trainer = Trainer(model, loss_func, optimizer, [UnfreezeCallback(stages), *callbacks], seed=seed)
+    trainer = Trainer(model, loss_func, optimizer, [UnfreezeCallback(stages), *callbacks], metrics=metrics, seed=seed)
     settings = {"create_scheduler_fn": one_cycle(), **train_arguments}
     trainer.train(train_dataset, freeze_epochs + num_epochs, eval_dataset, **settings)
     return trainer

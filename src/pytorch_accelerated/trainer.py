@@ -70,8 +70,10 @@ class Trainer(TrainerHooks):
         optimizer: an optimizer of the model's parameters; or several, in a list or a dict by name, each for its own
             parameters, which make one update together, as `Optimizers`. None if a subclass has optimizers of its own,
             and overrides `optimizer_step` and `optimizer_zero_grad`.
-        callbacks: `TrainerCallback` classes or instances; events are fired in this order.
+        callbacks: `TrainerCallback` classes or instances; events are fired in this order. ``...`` among them stands for
+            the default ones: ``callbacks=[..., EarlyStoppingCallback(3)]``.
         run_history: where metrics are recorded; default `InMemoryRunHistory`.
+        metrics: what to measure, such as ``["accuracy", "f1"]``: short for a `MetricsCallback` of these, in front.
         seed: the seed of everything random in training runs: order of samples, augmentations, dropout. None: derived
             from the state of torch's generator when a run starts, without changing it.
         mixed_precision: "no", "fp16" (not on the CPU), "bf16" or "fp8"; None: as accelerate is configured.

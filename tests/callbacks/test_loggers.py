@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks import loggers
+from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback, loggers
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
-from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model

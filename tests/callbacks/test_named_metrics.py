@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import MetricsCallback
+from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, EarlyStoppingCallback, MetricsCallback
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from tests.support.resuming import SaveAndStop
 
@@ -143,3 +143,22 @@ def test_unknown_names_and_outputs_that_fit_no_task_are_errors() -> None:
             MetricsCallback(names)
     with pytest.raises(HookOutputError, match="do not fit predictions"):
         run(3, lambda outputs, targets: outputs.sum(), NOISE[:, :2], ["mae"])
+
+
+def test_the_trainer_takes_metrics_itself() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, metrics=["accuracy"])
+    assert trainer.callback_handler.callback_list == ["MetricsCallback", *(kind.__name__ for kind in DEFAULT_CALLBACKS)]
+    history = trainer.train((INPUTS, CLASSES), 1, (INPUTS, CLASSES))
+    accuracy = (trainer.predict(INPUTS).argmax(1) == CLASSES).float().mean()
+    assert history.get_latest_metric("eval_accuracy") == pytest.approx(accuracy.item())
+
+
+def test_an_ellipsis_stands_for_the_default_callbacks() -> None:
+    model = nn.Linear(4, 3)
+    stopping = EarlyStoppingCallback(3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, [stopping, ...])
+    names = [kind.__name__ for kind in DEFAULT_CALLBACKS]
+    assert trainer.callback_handler.callback_list == ["EarlyStoppingCallback", *names]
+    assert trainer.callback_handler.callbacks[0] is stopping

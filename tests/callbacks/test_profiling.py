@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from pytorch_accelerated.callbacks import ProfilerCallback
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.profiling import ProfilerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_on_ranks
@@ -56,7 +56,7 @@ def test_work_on_the_gpu_is_in_the_table(tmp_path):
 ON_RANKS = """
 import sys
 import torch
-from pytorch_accelerated.callbacks.profiling import ProfilerCallback
+from pytorch_accelerated.callbacks import ProfilerCallback
 from tests.support.reference import regression_data, tiny_trainer
 
 profiler = ProfilerCallback(sys.argv[1], wait=1, warmup=1, active=2)

@@ -9,10 +9,10 @@ import torchmetrics
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pytorch_accelerated.callbacks import LearningRateMonitorCallback
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.loggers import LearningRateMonitorCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback

@@ -9,15 +9,14 @@ from pytorch_accelerated.callbacks.evaluation import (
     StepBasedEvaluationCallback,
 )
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
-from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
-from pytorch_accelerated.callbacks.means import RecordMeansCallback
+from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback
+from pytorch_accelerated.callbacks.measuring import LearningRateMonitorCallback, ProfilerCallback, RecordMeansCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import (
     ConvertSyncBatchNormCallback,
     MoveModulesToDeviceCallback,
     UnfreezeCallback,
 )
-from pytorch_accelerated.callbacks.profiling import ProfilerCallback
 from pytorch_accelerated.callbacks.progress import (
     LogMetricsCallback,
     PrintMetricsCallback,

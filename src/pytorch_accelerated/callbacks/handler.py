@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
@@ -31,6 +32,14 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
     ProgressBarCallback,
     LogMetricsCallback,
 )
+
+
+def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]:
+    """The callbacks of a trainer: ``...`` among them stands for the default ones, and metrics come first."""
+    chosen: list[Any] = [] if metrics is None else [MetricsCallback(metrics)]
+    for callback in callbacks:
+        chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
+    return chosen
 
 
 class EventHandler:

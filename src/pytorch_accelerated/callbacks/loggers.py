@@ -1,4 +1,4 @@
-"""Callbacks that write metrics to files or record learning rates."""
+"""Callbacks that write metrics to files."""
 
 from __future__ import annotations
 
@@ -193,18 +193,6 @@ class JSONLoggerCallback(_FileLogger):
 
     def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)
-
-
-class LearningRateMonitorCallback(TrainerCallback):
-    """Records the learning rate after the last update of each training epoch.
-
-    The rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so on.
-    """
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Record the learning rates."""
-        for index, group in enumerate(trainer.optimizer.param_groups):
-            trainer.run_history.update_metric(f"learning_rate_{index}" if index else "learning_rate", group["lr"])
 
 
 def _new_row(epoch: int, update: int) -> _Row:

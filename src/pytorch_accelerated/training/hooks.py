@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.evaluation import OuterLimit
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, chosen_callbacks
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import (
@@ -87,6 +87,7 @@ class TrainerHooks:
         callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
         run_history: RunHistory | None = None,
         *,
+        metrics: Any = None,
         seed: int | None = None,
         mixed_precision: str | None = None,
         compile_model: bool | Mapping[str, Any] = False,
@@ -107,7 +108,7 @@ class TrainerHooks:
         self.collate_fn: Callable[..., Any] | None = None
         self.train_dataset: Any = None
         self.eval_dataset: Any = None
-        self._callbacks = callbacks
+        self._callbacks = chosen_callbacks(callbacks, metrics)
         self._pad_uneven_eval_batches = False  # scripts read it; nothing is padded
         self._accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
