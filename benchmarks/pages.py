@@ -105,6 +105,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "damage": partial(chaos_table, CHAOS[9:]),
     "differential": partial(sentence, "differential.md", "observations"),
     "find_lr": partial(first_table, "find_lr.md", range(8)),
+    "jobs": partial(first_table, "jobs.md", range(7)),
+    "jobs, counted": partial(sentence, "jobs.md", "jobs"),
     "promises": partial(promises_table, "en"),
     "promises, zh": partial(promises_table, "zh"),
     "speed": partial(speed_table, "README.md"),

@@ -5,6 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import pages
+from benchmarks.jobs.jobs import JOBS
+from benchmarks.jobs.running import count
+from benchmarks.pages import DOCS
 from benchmarks.promises.questions import QUESTIONS, ask
 
 from tests.chaos.size import in_release, some
@@ -30,6 +34,7 @@ import runpy
 if __name__ == "__main__":
     runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
 """
+RUN_JOBS = RUN.replace('"benchmarks"', '"benchmarks.jobs"')
 # One of each kind: `python -m benchmarks --quick --no-peers` runs them all, in some minutes.
 CASES = list(some(("step", "checkpoint"), ("step", "epoch", "checkpoint", "ddp")))
 
@@ -72,3 +77,27 @@ def test_techniques_stand_beside_plain_training_in_a_row_per_task(tmp_path):
 
     written = (tmp_path / "techniques.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `one_cycle\(\)` \| (.+?) \|", written, flags=re.MULTILINE) == list(found["tasks"])
+
+
+# With nothing but the test environment, and quickly.
+JOBS_IN_TESTS = list(some(("regression", "resume"), ("regression", "resume", "ema", "tensorboard", "freeze", "gan")))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_our_scripts_of_common_jobs_do_them(tmp_path):
+    output = run_script(RUN_JOBS, *JOBS_IN_TESTS, "--only", "ours", "--output", tmp_path).stdout
+    assert [line.split(":")[0] for line in output.splitlines()] == [f"{name}_ours" for name in JOBS_IN_TESTS]
+    titles = [job.title for name, job in JOBS.items() if name in JOBS_IN_TESTS]
+    rows = re.findall(r"^\| (.+?) \| \d+ \(\d+\) \|", (tmp_path / "jobs.md").read_text(), flags=re.MULTILINE)
+    assert sorted(rows) == sorted(titles)
+
+
+def test_the_page_of_jobs_says_what_was_counted():
+    """The table is that of the results, and its lines are those of the scripts as they are."""
+    text = (DOCS / "coming_from" / "jobs.md").read_text(encoding="utf-8")
+    assert text == pages.with_tables(text)
+    written = (PROMISES.parent / "jobs.md").read_text(encoding="utf-8")
+    for name, job in JOBS.items():
+        lines, imports = count(f"{name}_ours")
+        assert f"| {job.title} | {lines} ({imports}) |" in written, name

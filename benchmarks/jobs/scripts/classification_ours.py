@@ -1,0 +1,16 @@
+from data import digits
+
+x_train, y_train, x_test, y_test = digits()
+
+# --- job ---
+from torch import nn, optim
+
+from pytorch_accelerated import Trainer, callbacks
+
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+watch = [callbacks.MetricsCallback(["accuracy", "f1", "auc"]), *callbacks.DEFAULT_CALLBACKS]
+trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 3e-3), watch)
+trainer.train((x_train, y_train), 10, (x_test, y_test), per_device_batch_size=32)
+scores = trainer.evaluate()
+print(scores)
+print("f1:", scores["eval_f1"])

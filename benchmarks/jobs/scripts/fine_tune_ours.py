@@ -1,0 +1,17 @@
+from data import new_digits, pretrained_weights
+
+train_set, eval_set = new_digits()
+pretrained = pretrained_weights()
+
+# --- job ---
+import timm
+from torch import nn
+
+from pytorch_accelerated import callbacks, recipes
+
+model = timm.create_model("resnet10t", num_classes=5, **pretrained)
+watch = [callbacks.MetricsCallback(["accuracy"]), *callbacks.DEFAULT_CALLBACKS]
+trainer = recipes.fine_tune(
+    model, nn.CrossEntropyLoss(), train_set, 8, eval_set, callbacks=watch, per_device_batch_size=16
+)
+print("accuracy:", trainer.run_history.get_latest_metric("eval_accuracy"))
