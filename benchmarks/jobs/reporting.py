@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,20 @@ PACKAGES = ("fastai", "fastcore", "jsonargparse", "keras", "optuna", "optuna-int
 
 
 def write(folder: Path, rows: Mapping[str, Row], facts: Mapping[str, Any]) -> None:
-    """Write ``jobs.md`` into `folder`.
+    """Write ``jobs.json`` and ``jobs.md`` into `folder`.
 
     Args:
-        folder: for the file.
+        folder: for the files.
         rows: by name of script; jobs without a row of ours are left out.
         facts: what one must know to repeat the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    rows = {script: rows[script] for name in JOBS for script in scripts_of(name) if script in rows}
+    stored = {
+        **facts,
+        "rows": {script: row._replace(complaint=row.complaint[-500:])._asdict() for script, row in rows.items()},
+    }
+    (folder / "jobs.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     text = [
         "# Common jobs, line by line",
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if name != "repeats"),
@@ -34,6 +41,13 @@ def write(folder: Path, rows: Mapping[str, Row], facts: Mapping[str, Any]) -> No
         "process, and its figure was checked.",
     ]
     (folder / "jobs.md").write_text("\n\n".join(filter(None, text)) + "\n", encoding="utf-8")
+
+
+def stored_rows(folder: Path) -> dict[str, Row]:
+    """The rows of ``jobs.json``, if there is one."""
+    path = folder / "jobs.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else {}
+    return {script: Row(**row) for script, row in stored.items()}
 
 
 def versions(peers: Path | None) -> str:
@@ -57,7 +71,7 @@ def table(rows: Mapping[str, Row]) -> str:
         difference = difference_of(name, rows)
         shown = sorted((rows[peer].lines, peer) for peer in peers if peer in rows)
         cells = [f"{LIBRARIES[peer.removeprefix(f'{name}_')]} {_lines(rows[peer])}" for _, peer in shown]
-        figures = [", ".join(_figure(job.figure, rows[each]) for each in of) for of in ([ours], [p for _, p in shown])]
+        figures = [f"{job.figure} {_figure(rows[ours])}", ", ".join(_figure(rows[peer]) for _, peer in shown)]
         more = "" if difference is None else f"{difference:+d}" if difference else "0"
         more = f"**{more}**" if difference is not None and difference > ALLOWED else more
         lines.append(row_of([job.title, _lines(rows[ours]), ", ".join(cells), more, *figures, job.note]))
@@ -88,9 +102,9 @@ def _lines(row: Row) -> str:
     return f"{row.lines} ({row.imports})"
 
 
-def _figure(name: str, row: Row) -> str:
+def _figure(row: Row) -> str:
     if row.is_missing:
         return "not run here"
     if row.complaint:
         return "**failed**"
-    return f"{name} {row.figure:.4g}"
+    return f"{row.figure:.3g}"

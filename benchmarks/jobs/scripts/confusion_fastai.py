@@ -1,6 +1,7 @@
 from data import digit_sets
 
 train_set, eval_set = digit_sets()
+eval_set.vocab = range(10)  # the names of the classes
 
 # --- job ---
 from fastai.vision.all import *

@@ -22,5 +22,4 @@ def objective(trial):
 
 study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(3))
 study.optimize(objective, n_trials=12)
-print("pruned:", len(study.get_trials(states=[optuna.trial.TrialState.PRUNED])))
 print("accuracy:", study.best_value)
