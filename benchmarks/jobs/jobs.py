@@ -76,7 +76,13 @@ def _has_compared(script: str, folder: Path) -> None:
 
 RESUMING = Start(is_killed_first=True)
 JOBS = {
-    "images": Job("classify pictures in a folder, with augmentation", ("fastai",), "accuracy", 0.9),
+    "images": Job(
+        "classify pictures in a folder, with augmentation",
+        ("fastai",),
+        "accuracy",
+        0.9,
+        note="torchvision's 5 lines that read and augment count as data; fastai has 2 for that",
+    ),
     "tabular": Job(
         "a table with categories and gaps",
         ("fastai",),

@@ -7,11 +7,8 @@ pretrained = pretrained_weights()
 import timm
 from torch import nn
 
-from pytorch_accelerated import callbacks, recipes
+from pytorch_accelerated.recipes import fine_tune
 
 model = timm.create_model("resnet10t", num_classes=5, **pretrained)
-watch = [callbacks.MetricsCallback(["accuracy"]), *callbacks.DEFAULT_CALLBACKS]
-trainer = recipes.fine_tune(
-    model, nn.CrossEntropyLoss(), train_set, 8, eval_set, callbacks=watch, per_device_batch_size=16
-)
+trainer = fine_tune(model, nn.CrossEntropyLoss(), train_set, 8, eval_set, metrics=["accuracy"])
 print("accuracy:", trainer.run_history.get_latest_metric("eval_accuracy"))

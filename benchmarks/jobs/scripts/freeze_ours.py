@@ -8,7 +8,7 @@ from torch import nn, optim
 from pytorch_accelerated import Trainer, callbacks
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-watch = [callbacks.UnfreezeCallback({1: "^2", 3: "."}), *callbacks.DEFAULT_CALLBACKS]
+watch = [callbacks.UnfreezeCallback({1: "^2", 3: "."}), ...]
 trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 3e-3), watch)
 trainer.train(train_set, 7, eval_set, per_device_batch_size=32)
 print("accuracy:", accuracy_of(model))

@@ -9,7 +9,7 @@ from pytorch_accelerated import Trainer, callbacks
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 saving = callbacks.SaveTrainingStateCallback("states", save_every_n_epochs=1)
-watch = [*callbacks.DEFAULT_CALLBACKS, saving]
-trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 1e-2), watch)
+optimizer = optim.AdamW(model.parameters(), 1e-2)
+trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [..., saving])
 trainer.train(train_set, 6, per_device_batch_size=32, resume_from="states")
 print("accuracy:", accuracy_of(model))

@@ -9,7 +9,6 @@ from pytorch_accelerated import Trainer, callbacks
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 swa = callbacks.SWACallback(start=0.6)
-watch = [swa, *callbacks.DEFAULT_CALLBACKS]
-trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 1e-2), watch)
+trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 1e-2), [swa, ...])
 trainer.train(train_set, 10, eval_set, per_device_batch_size=32)
 print("accuracy:", accuracy_of(swa.ema_model.module))

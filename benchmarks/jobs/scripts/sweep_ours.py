@@ -13,9 +13,8 @@ def objective(trial):
     width = trial.suggest_int("width", 8, 128, log=True)
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = optim.AdamW(model.parameters(), trial.suggest_float("lr", 1e-5, 1e-1, log=True))
-    watch = [callbacks.MetricsCallback(["accuracy"]), *callbacks.DEFAULT_CALLBACKS]
     search = callbacks.OptunaCallback(trial, "eval_accuracy")
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [*watch, search])
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [..., search], metrics=["accuracy"])
     history = trainer.train(train_set, 4, eval_set, per_device_batch_size=32)
     return history.get_latest_metric("eval_accuracy")
 

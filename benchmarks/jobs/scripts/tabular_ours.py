@@ -20,11 +20,11 @@ num_columns = x_train.shape[1]
 # --- job ---
 from torch import nn, optim
 
-from pytorch_accelerated import Trainer, callbacks, schedulers
+from pytorch_accelerated import Trainer, schedulers
 
 model = nn.Sequential(nn.Linear(num_columns, 64), nn.ReLU(), nn.Linear(64, 2))
-watch = [callbacks.MetricsCallback(["accuracy"]), *callbacks.DEFAULT_CALLBACKS]
-trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 1e-2), watch)
+optimizer = optim.AdamW(model.parameters(), 1e-2)
+trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, metrics=["accuracy"])
 history = trainer.train(
     (x_train, y_train), 5, (x_test, y_test), 32, create_scheduler_fn=schedulers.one_cycle()
 )

@@ -8,8 +8,7 @@ from torch import nn, optim
 from pytorch_accelerated import Trainer, callbacks
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-metrics, tracker = callbacks.MetricsCallback(["accuracy"]), callbacks.TrackerCallback("tensorboard")
-watch = [metrics, tracker, *callbacks.DEFAULT_CALLBACKS]
-trainer = Trainer(model, nn.CrossEntropyLoss(), optim.AdamW(model.parameters(), 1e-2), watch)
+optimizer, tracker = optim.AdamW(model.parameters(), 1e-2), callbacks.TrackerCallback("tensorboard")
+trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [tracker, ...], metrics=["accuracy"])
 trainer.train(train_set, 5, eval_set, per_device_batch_size=32)
 print("accuracy:", logged_accuracy("runs"))
