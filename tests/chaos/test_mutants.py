@@ -39,10 +39,11 @@ TABLE = {
         ("checksums are not compared", "if file.read(1) or digest.hexdigest() != entry.sha256:", "if file.read(1):"),
     ],
     ("checkpointing/verify.py", VERIFY): [
-        ("longer files are not noticed", "if size_bytes != entry.size_bytes:", "if size_bytes < entry.size_bytes:"),
+        ("a damaged state is taken", "            check(folder)\n        except", "            pass\n        except"),
+    ],
+    ("checkpointing/verify.py", DAMAGE): [
         ("links are followed", "path.lstat().st_mode", "path.stat().st_mode"),
         ("the oldest state is taken", "in reversed(states):", "in states:"),
-        ("a damaged state is taken", "            check(folder)\n        except", "            pass\n        except"),
     ],
     ("checkpointing/policy.py", "tests/checkpointing/test_policy.py"): [
         ("the newest state is deleted", "list(values)[-(self.last or 1) :]", "list(values)[-(self.last or 99) : -1]"),
