@@ -87,6 +87,8 @@ def setup(app):
     app.connect("doctree-resolved", link_names)
     app.connect("source-read", offer_files_outside)
     app.connect("html-page-context", name_language)
+    app.connect("doctree-read", add_dark_pictures)
+    app.connect("build-finished", write_markdown)
 
 
 class CommandHelp(Directive):
@@ -206,3 +208,39 @@ def name_language(app, pagename, templatename, context, doctree):
     """Browsers choose the forms of characters, and screen readers the voice, by the language of a page."""
     if pagename.startswith("zh/"):
         context["language"] = "zh-CN"
+
+
+def add_dark_pictures(app, doctree):
+    """A picture with a dark version beside it, NAME-dark.png, is shown in the mode that fits."""
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(app.srcdir) / image["uri"]
+        dark = path.with_name(f"{path.stem}-dark{path.suffix}")
+        if image["classes"] or not dark.is_file():
+            continue
+        other = image.deepcopy()
+        other["uri"] = dark.relative_to(app.srcdir).as_posix()
+        other["candidates"] = {"*": other["uri"]}
+        image["classes"], other["classes"] = ["only-light"], ["only-dark"]
+        image.parent.insert(image.parent.index(image) + 1, other)
+        app.env.images.add_file(app.env.docname, other["uri"])
+
+
+def write_markdown(app, exception):
+    """Each page also as the Markdown that it is made from, and ``llms.txt``, which lists them, for programs."""
+    if exception is not None or app.builder.name != "html":
+        return
+    lines = [
+        f"# {project}",
+        "",
+        "> Trains, evaluates, predicts with and saves any PyTorch model, in one exact loop.",
+        "",
+    ]
+    for name in sorted(app.env.found_docs, key=lambda name: (name.count("/"), name)):
+        source = Path(app.env.doc2path(name))
+        if source.suffix != ".md" or name.startswith("zh/"):
+            continue
+        target = Path(app.outdir) / f"{name}.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+        lines.append(f"- [{app.env.titles[name].astext()}]({name}.md)")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -44,6 +44,7 @@ b { color: #8fd19e; font-weight: normal; } u { color: #7eaaf5; text-decoration: 
 PLOTS = """
 import sys
 from pathlib import Path
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from examples.train_digits import DigitsNet, load_datasets
@@ -51,7 +52,10 @@ from pytorch_accelerated import Trainer, set_seed
 from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, MetricsCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler, plot_schedule
 
-folder = Path(sys.argv[1])
+folder, end = Path(sys.argv[1]), sys.argv[2]
+if end:  # the colours of the site at night
+    plt.style.use("dark_background")
+    plt.rcParams.update({"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"})
 set_seed(0)
 train_set, eval_set, _ = load_datasets()
 
@@ -64,13 +68,13 @@ def new_trainer():
     callbacks = [MetricsCallback({"accuracy": accuracy}), *DEFAULT_CALLBACKS]
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
 
-new_trainer().find_lr(train_set, per_device_batch_size=64).plot().savefig(folder / "find_lr.png", dpi=80)
+new_trainer().find_lr(train_set, per_device_batch_size=64).plot().savefig(folder / f"find_lr{end}.png", dpi=80)
 history = new_trainer().train(train_set, 6, eval_set, per_device_batch_size=32)
-history.plot().savefig(folder / "plot.png", dpi=80)
+history.plot().savefig(folder / f"plot{end}.png", dpi=80)
 weight, bias = (nn.Parameter(torch.zeros(1)) for _ in range(2))
 optimizer = torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "lr": 3e-4}], lr=1e-3)
 schedule = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1)
-plot_schedule(schedule, 10, 22, optimizer=optimizer).savefig(folder / "schedule.png", dpi=80)
+plot_schedule(schedule, 10, 22, optimizer=optimizer).savefig(folder / f"schedule{end}.png", dpi=80)
 """
 
 
@@ -166,15 +170,16 @@ def reports(folder: Path) -> None:
 
 def plots(folder: Path) -> None:
     """The figures of a history, of the finder and of a schedule."""
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PLOTS), str(folder)],
-        cwd=REPOSITORY,
-        env=ENVIRONMENT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    for name in ("find_lr", "plot", "schedule"):
-        save(Image.open(folder / f"{name}.png"), name)
+    for end in ("", "-dark"):
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PLOTS), str(folder), end],
+            cwd=REPOSITORY,
+            env=ENVIRONMENT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        for name in ("find_lr", "plot", "schedule"):
+            save(Image.open(folder / f"{name}{end}.png"), f"{name}{end}")
 
 
 GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots)
