@@ -7,6 +7,8 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -108,6 +110,20 @@ def test_the_index_leads_from_the_words_of_users_to_one_page(site: Site) -> None
             pages.setdefault(word, set()).add(page)
     expected = {word: {f"how_to/{page}"} for page, words in SEARCHED.items() for word in words}
     assert {word: pages.get(word) for word in expected} == expected
+
+
+def test_pages_are_also_there_as_markdown_with_a_list_of_them(tmp_path: Path) -> None:
+    pages = ["index", "how_to/metrics", "zh/index"]
+    env = SimpleNamespace(
+        found_docs=pages,
+        doc2path=lambda name: DOCS / f"{name}.md",
+        titles={name: SimpleNamespace(astext=lambda name=name: f"Title of {name}") for name in pages},
+    )
+    app = SimpleNamespace(builder=SimpleNamespace(name="html"), outdir=tmp_path, env=env)
+    runpy.run_path(str(DOCS / "conf.py"))["write_markdown"](app, None)
+    assert (tmp_path / "how_to" / "metrics.md").read_bytes() == (DOCS / "how_to" / "metrics.md").read_bytes()
+    listed = (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    assert listed.endswith("- [Title of index](index.md)\n- [Title of how_to/metrics](how_to/metrics.md)\n")
 
 
 def test_every_file_that_a_page_links_to_exists() -> None:

@@ -225,7 +225,10 @@ def _average(options: argparse.Namespace) -> int:
     by_update = {one.manifest.facts["updates"]: one for one in found}  # the last epoch is often saved as `final`, too
     states = list(by_update.values())[-options.last :] if options.last > 0 else []
     if len(states) < 2:
-        raise CheckpointError(f"There are {len(states)} training states to average in {str(options.folder)!r}.")
+        raise CheckpointError(
+            f"Averaging takes two training states or more; {str(options.folder)!r} has {len(states)}. Save some with "
+            "SaveTrainingStateCallback(..., save_every_n_epochs=1)."
+        )
     sums: dict[str, torch.Tensor] = {}
     newest: dict[str, torch.Tensor] = {}
     for one in states:

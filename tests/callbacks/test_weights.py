@@ -1,5 +1,6 @@
 """The average moves once per applied update, is evaluated beside the model, saved, and resumed."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,38 @@ def test_a_resumed_run_ends_with_the_same_average(updates: int, evaluate_during_
     assert_same_weights(average_of(resumed), average_of(whole))
     assert_same_weights(saved_average(), torch.load("whole.pt")["model_state_dict"])
     assert (resumed.best_metric, resumed.best_metric_epoch) == (whole.best_metric, whole.best_metric_epoch)
+
+
+class OwnAverage(nn.Module):
+    """An average that is no `ModelEma`: a mean of all weights so far, with a count in a buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model)
+        self.register_buffer("count", torch.tensor(1.0, dtype=torch.float64))
+
+    def update(self, model: nn.Module) -> None:
+        self.count.add_(1)
+        with torch.no_grad():
+            for mean, value in zip(self.module.parameters(), model.parameters(), strict=True):
+                mean.add_((value - mean) / self.count)
+
+
+def test_an_average_of_a_users_own_kind_is_resumed() -> None:
+    def callback() -> ModelEmaCallback:
+        return ModelEmaCallback(model_ema=OwnAverage)  # type: ignore[arg-type]
+
+    whole, resumed, record = callback(), callback(), Record()
+    fit(a_trainer(whole, record))
+    with pytest.raises(Die):
+        fit(a_trainer(callback(), SaveTrainingStateCallback(save_every_n_steps=5), DieAfter(5)))
+    fit(a_trainer(resumed), resume_from="training_states")
+    assert_same_weights(average_of(resumed), average_of(whole))
+    for name, _ in noisy_model().named_parameters():
+        mean = torch.stack([weights[name] for weights in record.weights]).mean(0)
+        torch.testing.assert_close(average_of(whole)[name], mean, rtol=1e-12, atol=1e-14)
 
 
 def test_a_second_run_starts_a_new_average() -> None:

@@ -36,14 +36,12 @@ TABLE = {
         ("what dead processes left is not cleaned up", "            else:\n                _remove_tree(path)\n", ""),
     ],
     ("checkpointing/verify.py", DAMAGE): [
+        ("links are followed", "path.lstat().st_mode", "path.stat().st_mode"),
+        ("the oldest state is taken", "in reversed(states):", "in states:"),
         ("checksums are not compared", "if file.read(1) or digest.hexdigest() != entry.sha256:", "if file.read(1):"),
     ],
     ("checkpointing/verify.py", VERIFY): [
         ("a damaged state is taken", "            check(folder)\n        except", "            pass\n        except"),
-    ],
-    ("checkpointing/verify.py", DAMAGE): [
-        ("links are followed", "path.lstat().st_mode", "path.stat().st_mode"),
-        ("the oldest state is taken", "in reversed(states):", "in states:"),
     ],
     ("checkpointing/policy.py", "tests/checkpointing/test_policy.py"): [
         ("the newest state is deleted", "list(values)[-(self.last or 1) :]", "list(values)[-(self.last or 99) : -1]"),
