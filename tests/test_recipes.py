@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback, UnfreezeCallback
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.recipes import cross_validate, fine_tune
 from tests.support.processes import REPOSITORY, run_on_ranks
 from tests.support.stages import trained_in_stages
@@ -55,6 +55,28 @@ def test_predictions_keep_their_structure() -> None:
 
     result = cross_validate(make, (INPUTS, TARGETS), KFold(3, shuffle=True, random_state=0).split(INPUTS), 1)
     assert torch.equal(result.predictions["rows"], INPUTS[:, 0])
+
+
+def test_a_fold_resumes_from_a_folder_of_its_own(tmp_path: Path) -> None:
+    def make(fold: int) -> Trainer:
+        trainer = make_trainer(fold)
+        trainer.callback_handler.add_callback(SaveTrainingStateCallback(tmp_path / str(fold), save_every_n_epochs=1))
+        return trainer
+
+    folds = list(KFold(4, shuffle=True, random_state=1).split(INPUTS))
+    whole = cross_validate(make_trainer, (INPUTS, TARGETS), folds, 3)
+    cross_validate(make, (INPUTS, TARGETS), folds, 2)
+    resumed = cross_validate(make, (INPUTS, TARGETS), folds, 3, resume_from=tmp_path / "{fold}")
+    assert torch.equal(resumed.predictions, whole.predictions)
+    with pytest.raises(ConfigurationError, match="know the rows that they hold out"):
+        cross_validate(make, (INPUTS, TARGETS), folds, 3, resume_from=tmp_path)
+
+
+def test_a_splitter_or_another_evaluation_set_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="`splits` is KFold"):
+        cross_validate(make_trainer, (INPUTS, TARGETS), KFold(3), 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="leave `eval_dataset` out"):
+        cross_validate(make_trainer, (INPUTS, TARGETS), KFold(3).split(INPUTS), 1, eval_dataset=(INPUTS, TARGETS))
 
 
 def test_folds_that_do_not_hold_out_each_row_once_are_refused() -> None:

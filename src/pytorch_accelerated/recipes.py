@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
 from pytorch_accelerated.data.rows import as_array_dataset
-from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.optimizers import param_groups
 from pytorch_accelerated.schedulers.one_cycle import one_cycle
 from pytorch_accelerated.trainer import Trainer
@@ -59,14 +59,29 @@ def cross_validate(
         dataset: a map-style dataset, or arrays, as `Trainer.train` takes them.
         splits: for each fold the rows to train on, and those to hold out, as scikit-learn's splitters give them.
         num_epochs: of each run.
-        train_arguments: further ones of `Trainer.train`; the held-out rows are the evaluation set.
+        train_arguments: further ones of `Trainer.train`; the held-out rows are the evaluation set. In a path for
+            `resume_from`, ``{fold}`` stands for the number of the fold: ``resume_from="states/{fold}"``.
 
     Returns:
         Predictions, histories and trainers.
 
     Raises:
+        ArgumentTypeError: if `splits` is a splitter, not what it returns.
+        ConfigurationError: if all folds would resume from one folder, or another evaluation set is given.
         DataError: if the folds do not hold out each row exactly once.
     """
+    if not isinstance(splits, Iterable):
+        raise ArgumentTypeError(
+            f"`splits` is {splits!r}: pass `StratifiedKFold(5).split(inputs, targets)`, for example."
+        )
+    if "eval_dataset" in train_arguments:
+        raise ConfigurationError("The evaluation set of a fold is its held-out rows: leave `eval_dataset` out.")
+    resume_from = train_arguments.pop("resume_from", None)
+    if resume_from is not None and "{fold}" not in str(resume_from):
+        raise ConfigurationError(
+            f"All folds would resume from {str(resume_from)!r}, and know the rows that they hold out. Give each fold a "
+            'folder of its own: save to f"states/{fold}" in `make_trainer`, and pass resume_from="states/{fold}".'
+        )
     arrays = as_array_dataset(dataset)
     rows = dataset if arrays is None else arrays
     folds = [(np.asarray(train).tolist(), np.asarray(held_out).tolist()) for train, held_out in splits]
@@ -80,7 +95,9 @@ def cross_validate(
     for number, (train, held_out) in enumerate(folds):
         trainer = make_trainer(number)
         unseen = Subset(rows, held_out)
-        histories.append(trainer.train(Subset(rows, train), num_epochs, unseen, **train_arguments))
+        state = None if resume_from is None else str(resume_from).format(fold=number)
+        history = trainer.train(Subset(rows, train), num_epochs, unseen, resume_from=state, **train_arguments)
+        histories.append(history)
         size = train_arguments.get("per_device_batch_size", 8)
         predictions.append(trainer.predict(unseen, per_device_batch_size=size))
         trainers.append(trainer)

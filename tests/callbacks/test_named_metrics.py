@@ -155,6 +155,20 @@ def test_the_trainer_takes_metrics_itself() -> None:
     assert history.get_latest_metric("eval_accuracy") == pytest.approx(accuracy.item())
 
 
+def test_names_and_functions_may_be_in_callbacks_of_their_own() -> None:
+    def right(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+        return float((predictions.argmax(1) == targets).float().mean())
+
+    def wrong(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+        return 1 - right(predictions, targets)
+
+    callbacks = [MetricsCallback({"right": right}), MetricsCallback({"wrong": wrong})]
+    model = nn.Linear(4, 3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks, metrics=["accuracy"])
+    found = trainer.evaluate((INPUTS, CLASSES))
+    assert found["eval_right"] == pytest.approx(found["eval_accuracy"]) == 1 - found["eval_wrong"]
+
+
 def test_an_ellipsis_stands_for_the_default_callbacks() -> None:
     model = nn.Linear(4, 3)
     stopping = EarlyStoppingCallback(3)

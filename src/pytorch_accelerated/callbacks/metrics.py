@@ -134,8 +134,8 @@ class MetricsCallback(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The class; with `predictions` or `targets`, also the names, because a run may have several such callbacks."""
-        if self.predictions is None and self.targets is None:
+        """The class; with `predictions`, `targets` or functions alone also the names: a run may have several."""
+        if self.predictions is None and self.targets is None and (self._names or self.metrics is not None):
             return type(self).__name__
         names = [*self._names, *self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
         return f"{type(self).__name__}({', '.join(names)})"
