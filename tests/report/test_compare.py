@@ -11,7 +11,8 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
 )
-from pytorch_accelerated.report.contents import data_in
+from pytorch_accelerated.report.contents import RunContents, data_in, write_page
+from pytorch_accelerated.tracking import InMemoryRunHistory
 from tests.report.digits import train, trainer_with
 from tests.support.tool import run_tool
 
@@ -121,6 +122,20 @@ def test_a_folder_of_runs_is_compared_with_the_best_run_first(tmp_path: Path):
     assert [run["name"] for run in runs] == ["page", "states only", "a", "c", "b"]
     values = [best["value"] for run in runs for best in run["best"] if best["name"] == "eval_loss_epoch"]
     assert values == sorted(values)
+
+
+def test_runs_are_sorted_by_what_they_watch_before_what_they_show(tmp_path: Path):
+    for name, loss, accuracy in (("a", 0.1, 0.8), ("b", 0.3, 0.9)):
+        history = InMemoryRunHistory()
+        history.update_metric("eval_loss_epoch", loss)
+        history.update_metric("eval_accuracy", accuracy)
+        contents = RunContents(name)
+        contents.read_history(history, {"eval_accuracy": True})
+        write_page([contents], name, tmp_path / f"{name}.html")
+    assert run_tool("compare", tmp_path, "--output", tmp_path / "compare.html") == 0
+    data = data_in((tmp_path / "compare.html").read_text())
+    assert data is not None
+    assert [run["name"] for run in json.loads(data)["runs"]] == ["b", "a"]
 
 
 def test_runs_are_sorted_by_more_where_more_is_better(tmp_path: Path):

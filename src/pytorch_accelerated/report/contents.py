@@ -59,7 +59,7 @@ class RunContents:
         metrics: for each metric `name`, `role`, `quantity` and the lists `epoch`, `update` and `value`.
         steps: the step records, one list for each field; `learning_rates` has one list for each group.
         best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`,
-            `greater_is_better`.
+            `greater_is_better`, `is_watched`.
         epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
         events: `time`, `epoch`, `update`, `what` and `text`.
         predictions: see `predictions.describe`, by the name of the evaluation set, which is "" if there is one.
@@ -161,7 +161,7 @@ def _best_values(
         if record is not None:
             place = {"value": record.value, "epoch": record.epoch, "update": record.update}
             facts = {"name": name, "role": metric["role"], "last": metric["value"][-1], "is_main": name in watched}
-            facts["greater_is_better"] = greater
+            facts |= {"greater_is_better": greater, "is_watched": name in watched}
             best.append({**facts, **place})
     evaluated = [each for each in best if each["role"] not in ("train", "training")]
     main = [each for each in best if each["is_main"]]

@@ -124,7 +124,9 @@ def write_comparison(runs: Sequence[Path], output: Path) -> None:
 
 def _best_first(runs: Sequence[RunContents]) -> list[RunContents]:
     """Sorted by the best value of one metric; runs without a value come last, and the order is otherwise kept."""
-    main = Counter(best["name"] for run in runs for best in run.best if best["is_main"])
+    found = [best for run in runs for best in run.best if best["is_main"]]
+    watched = [best for best in found if best.get("is_watched")]
+    main = Counter(best["name"] for best in watched or found)
     (name, _), *_ = main.most_common(1) or [("", 0)]
 
     def place(run: RunContents) -> float:
