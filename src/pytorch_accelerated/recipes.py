@@ -95,7 +95,7 @@ def cross_validate(
     for number, (train, held_out) in enumerate(folds):
         trainer = make_trainer(number)
         unseen = Subset(rows, held_out)
-        state = None if resume_from is None else str(resume_from).format(fold=number)
+        state = None if resume_from is None else str(resume_from).replace("{fold}", str(number))
         history = trainer.train(Subset(rows, train), num_epochs, unseen, resume_from=state, **train_arguments)
         histories.append(history)
         size = train_arguments.get("per_device_batch_size", 8)
