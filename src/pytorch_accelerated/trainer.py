@@ -36,6 +36,7 @@ from pytorch_accelerated.training.training import Training
 
 if TYPE_CHECKING:
     from pytorch_accelerated.looking.summary import TrainingSummary
+    from pytorch_accelerated.proving.replay import Replay
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -206,6 +207,12 @@ class Trainer(TrainerHooks):
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn
         with self._during_run(settings) as context:
+            arguments = {"train_dataset": train_dataset, "eval_dataset": eval_dataset, "collate_fn": collate_fn}
+            arguments |= {
+                "train_dataloader_kwargs": train_dataloader_kwargs,
+                "create_scheduler_fn": create_scheduler_fn,
+            }
+            context.last_training = settings, {**arguments, "eval_dataloader_kwargs": eval_dataloader_kwargs}
             context.training = self._create_training(context)
             state = context.states.find(resume_from)
             preparing.prepare_training(
@@ -458,6 +465,31 @@ class Trainer(TrainerHooks):
             keep_torch_compile: False to also remove the wrapper of the user's own `torch.compile(model)`.
         """
         return bare_model(self.model, keeps_compiled=keep_torch_compile)
+
+    def replay(self, states: str | Path, update: int, *, debug: bool = False, **train_arguments: Any) -> Replay:
+        """Go back to just before an update of a run that saved training states, and look at it: its rows and their
+        losses, its batch, its gradient, and the weights before and after it.
+
+        Trains from the nearest state before it, or from the beginning of the run if the trainer is new. The update is
+        that of the run to the bit, if the run resumes exactly. Afterwards everything is as before: model, optimizer,
+        history, generators. Callbacks that print or write files are left out. Must be called by all ranks.
+
+        Args:
+            states: the folder of the run's training states, or one of them.
+            update: the number of the update, from 1.
+            debug: stop in the debugger before the forward pass of each batch of the update, where `trainer`, `batch`
+                and `rows` can be looked at.
+            train_arguments: the arguments of `train`; default: those of the trainer's last `train`.
+
+        Returns:
+            What was found; print it.
+
+        Raises:
+            ConfigurationError: if no state is from before the update, or the run does not have so many updates.
+        """
+        checks.refuse_within_a_run(self.run_context, "replay", "Call it when the run is over.")
+        room = require("pytorch_accelerated.proving.replay", needed_by="`replay`")
+        return room.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
 
     def request_evaluation(self) -> None:
         """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.

@@ -84,6 +84,7 @@ class Context:
         number: training runs of the trainer so far, including this one.
         epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
         resumed_from: the training state that the run was resumed from, if any.
+        last_training: the settings and the other arguments of the last `train`; None before the first.
         count_items: counts the items of a host batch, if the loss is not a mean over samples.
         losses: the current loss tracker.
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
@@ -125,6 +126,7 @@ class Context:
     number: int = 0
     epochs_before: int = 0
     resumed_from: Path | None = None
+    last_training: tuple[TrainSettings, dict[str, Any]] | None = None
     count_items: CountItems | None = None
     losses: LossTracker = _LATER
     gradient_norms: LossTracker = _LATER

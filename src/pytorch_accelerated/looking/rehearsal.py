@@ -18,7 +18,7 @@ from torch import nn
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.data.ordering import own_generators_kept
-from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.kept import Kept, kept
@@ -75,6 +75,20 @@ def refuse(arguments: Mapping[str, Any], names: Iterable[str], *, by: str) -> No
     given = [f"`{name}`" for name in names if name in arguments]
     if given:
         raise ArgumentTypeError(f"`{by}` got {', '.join(given)}, which it determines itself. Leave it out.")
+
+
+def arguments_of_last_run(trainer: Trainer, *, needed_by: str) -> dict[str, Any]:
+    """The arguments of the trainer's last `train`, except for those that say where it begins.
+
+    Raises:
+        ConfigurationError: if it has not trained in this process.
+    """
+    if trainer.run_context.last_training is None:
+        raise ConfigurationError(
+            f"This trainer has not trained, so `{needed_by}` does not know the run. Pass the arguments of `train`, too."
+        )
+    settings, arguments = trainer.run_context.last_training
+    return {**arguments, **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}}
 
 
 def preparing(callbacks: Iterable[Any]) -> list[Any]:

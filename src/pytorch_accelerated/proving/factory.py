@@ -1,0 +1,81 @@
+"""Makes a run anew from the script that defines it, in any process."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+HELP = "what makes the run: SCRIPT.py:FUNCTION, or MODULE:FUNCTION, also with arguments: 'train.py:make_run(seed=1)'"
+_EXAMPLE = """\
+    def make_run():
+        return Trainer(...), {"train_dataset": train_dataset, "num_epochs": 3}"""
+
+
+def make_run(place: str) -> tuple[Trainer, dict[str, Any]]:
+    """A new trainer and its arguments of `train`, from the function at `place`.
+
+    Args:
+        place: a script or module and a function in it, separated by a colon; the arguments of a call are literals.
+
+    Raises:
+        ConfigurationError: if there is no such function, or it returns something else.
+    """
+    source, _, call = place.rpartition(":")
+    name, arguments, keywords = _parsed(call) if source else ("", [], {})
+    if not name:
+        raise ConfigurationError(f"{place!r} names no function. Give {HELP}.")
+    module = _imported(source)
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise ConfigurationError(f"{source} has no function {name!r}. Write one:\n{_EXAMPLE}")
+    made = make(*arguments, **keywords)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        raise ConfigurationError(
+            f"{name} of {source} returned a {type(made).__name__}, not a trainer and a dict of the arguments of "
+            f"`train`:\n{_EXAMPLE}"
+        )
+    return made[0], dict(made[1])
+
+
+def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name and arguments of a function; no name if it is neither a name nor a call with literals."""
+    try:
+        node = ast.parse(call, mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, [], {}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            keywords = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+            return node.func.id, [ast.literal_eval(each) for each in node.args], keywords
+    except (SyntaxError, ValueError):
+        pass
+    return "", [], {}
+
+
+def _imported(source: str) -> Any:
+    """The module `source`, or that of a script, whose folder it can import from, as if it had been started."""
+    path = Path(source)
+    if path.suffix != ".py":
+        return importlib.import_module(source)
+    if not path.is_file():
+        raise ConfigurationError(f"There is no script {source}. Check the path.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = path.stem
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # so that worker processes find the classes in it
+    specification.loader.exec_module(module)
+    return module

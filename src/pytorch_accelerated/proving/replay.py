@@ -1,0 +1,275 @@
+"""Goes back to just before an update of a run, and looks at it: its rows, their losses, its gradient, what it changed.
+
+Order and randomness are functions of seed, epoch and position, so the nearest training state before the update, and
+training from there on, give the very update of the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.looking.rehearsal import arguments_of_last_run, refuse, rehearsal
+from pytorch_accelerated.models.kept import kept
+from pytorch_accelerated.models.sharding import whole
+from pytorch_accelerated.progress.text import aligned
+from pytorch_accelerated.proving.trace import gradients_of, rows_of_current_update, weights_of
+from pytorch_accelerated.training.hooks import overrides
+from pytorch_accelerated.trees import count_rows, map_leaves
+from pytorch_accelerated.utils import read_run_history
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+Weights = dict[str, torch.Tensor]
+_MOST_SHOWN = 8
+_NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Replay:
+    """The result of `Trainer.replay`: one update of a run; ``print(replay)`` shows it.
+
+    Tensors are on the CPU.
+
+    Attributes:
+        update: counted from 1.
+        epoch: counted from 1.
+        state: the training state that the replay began with; None for the beginning of the run.
+        updates_before: how many updates were trained again to reach this one.
+        rows: the rows of the training set in the update, over all ranks, in the order of the data; None if they are
+            unknown, as with streams.
+        row_losses: the loss of each row, rank by rank in the order of the batches: of one process, the order of `rows`.
+            From the outputs in the run, if the trainer's loss function makes the loss of them; else of each row by
+            itself, in evaluation mode. None if a batch cannot be taken apart.
+        batches: of this rank.
+        loss: the mean loss of the update, over its batches and all ranks.
+        recorded_loss: what the run recorded for it; None if its records are longer than an update, or end before.
+        gradient_norm: the norm of the gradient, before clipping.
+        gradient_norms: that of each module which has parameters itself, by its name.
+        gradients: by the names of parameters, before clipping.
+        weights: parameters and buffers before the update, by name.
+        weights_after: the same after it.
+    """
+
+    update: int
+    epoch: int
+    state: Path | None
+    updates_before: int
+    rows: list[int] | None
+    row_losses: list[float] | None
+    batches: list[Any]
+    loss: float
+    recorded_loss: float | None
+    gradient_norm: float
+    gradient_norms: dict[str, float]
+    gradients: Weights
+    weights: Weights
+    weights_after: Weights
+
+    @property
+    def worst_rows(self) -> list[tuple[int, float]]:
+        """Rows with their losses, the highest first; NaN is the highest. Empty if they are unknown, or on several ranks
+        in another order.
+        """
+        if self.rows is None or self.row_losses is None or len(self.rows) != len(self.row_losses):
+            return []
+        pairs = zip(self.rows, self.row_losses, strict=True)
+        return sorted(pairs, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tensors, as plain values."""
+        names = ("update", "epoch", "updates_before", "rows", "row_losses", "loss", "recorded_loss")
+        norms = {"gradient_norm": self.gradient_norm, "gradient_norms": self.gradient_norms}
+        return {**{name: getattr(self, name) for name in names}, **norms, "state": self.state and str(self.state)}
+
+    def __repr__(self) -> str:
+        start = "the beginning of the run" if self.state is None else str(self.state)
+        recorded = ""
+        if self.recorded_loss is not None:
+            is_same = self.recorded_loss == self.loss or math.isnan(self.recorded_loss) and math.isnan(self.loss)
+            recorded = ", as the run recorded it" if is_same else f", but the run recorded {self.recorded_loss!r}"
+        distance = f"{self.updates_before + 1} update{'s'[: self.updates_before]}"
+        lines = [
+            f"Update {self.update}, in epoch {self.epoch}, {distance} from {start}",
+            f"  loss           {self.loss!r}{recorded}",
+            f"  gradient norm  {self.gradient_norm:.4g}",
+        ]
+        worst, norms = self.worst_rows, sorted(self.gradient_norms.items(), key=lambda each: -each[1])
+        for title, found in (("rows, the highest loss first", worst), ("gradient norms, the largest first", norms)):
+            shown = [(f"    {name or 'the model'}", f"{value:.4g}") for name, value in found[:_MOST_SHOWN]]
+            more = [f"    and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
+            lines += [f"  {title}:", *aligned(shown, [1]), *more] if shown else []
+        return "\n".join(lines)
+
+
+def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given: Mapping[str, Any]) -> Replay:
+    """The replay of `Trainer.replay`. Must be called by all ranks."""
+    refuse(given, _NOT_TAKEN, by="replay")
+    arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
+    state = nearest_state(trainer, states, update)
+    moment = _Moment(update, debug)
+    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
+    if arguments.get("nonfinite_policy") == "rollback":
+        arguments["nonfinite_policy"] = None  # what was rolled back is shown as it was before
+    with rehearsal(trainer, [*taking_part, moment]):
+        trainer.train(**{**arguments, "max_duration": None, "record_every_n_steps": 1, "resume_from": state})
+        records = trainer.run_history.step_records[-1:]
+        if not moment.has_come:
+            raise ConfigurationError(
+                f"There is no update {update}: with these arguments the run ends after {trainer.run_state.updates}."
+            )
+        found = dict(moment.found)
+    if records:
+        found["loss"] = records[0].train_loss
+    return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
+
+
+def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | None:
+    """The newest training state from before an update; None for the beginning of the run. The same on all ranks.
+
+    Raises:
+        ConfigurationError: if there is none, and the trainer is not at the beginning.
+    """
+    run = trainer.run_context
+    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
+        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
+    found = run.ranks.do_on_first(lambda: _states_in(Path(states)))
+    saved = sorted((facts["updates"], number) for number, (_, facts) in enumerate(found) if "updates" in facts)
+    before = [number for updates, number in saved if updates < update]
+    if before:
+        return found[before[-1]][0]
+    if not saved:
+        raise ConfigurationError(f"There is no training state in {states}. Check the path.")
+    if run.number:
+        raise ConfigurationError(
+            f"The oldest state in {states} is after update {saved[0][0]}, so the updates before are reached from the "
+            "first weights only, and this trainer has trained. Make it anew, as the script does, and replay at once."
+        )
+    return None
+
+
+def _states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The training state at `place`, or those in it, the oldest first, with their facts."""
+    if looks_like_state(place):
+        return [(place, read_manifest(place).facts)]
+    return [(folder, manifest.facts) for folder, manifest in list_states(place)]
+
+
+class _Moment(TrainerCallback):
+    """Looks at an update, and stops after it.
+
+    Attributes:
+        has_come: whether it has been seen.
+        found: the fields of a `Replay`.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(self, update: int, debug: bool) -> None:
+        self.has_come = False
+        self.found: dict[str, Any] = {"batches": []}
+        self._update, self._debug = update, debug
+        self._first_update = -1
+        self._row_losses: list[float] | None = []
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._first_update = trainer.run_state.updates
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        run = trainer.run_context
+        if run.state.updates != self._update - 1:
+            return
+        batch, rows = run.training.step.micro_batch.batch, rows_of_current_update(trainer)
+        if not self.has_come:
+            self.has_come = True
+            self.found |= {"weights": _on_host(weights_of(trainer)), "rows": None if rows is None else list(rows)}
+            self.found |= {"epoch": trainer.run_history.current_epoch}
+            self.found |= {"updates_before": run.state.updates - self._first_update}
+        self.found["batches"].append(map_leaves(_copied, batch))
+        if self._debug:
+            breakpoint()  # `trainer`, `batch` and `rows` are here; the forward pass comes next
+
+    def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
+        if self.has_come and self._row_losses is not None:
+            losses = losses_of_rows(trainer, batch, batch_output.get("model_outputs"))
+            self._row_losses = None if losses is None else self._row_losses + losses
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.has_come:
+            gradients = {name: whole(each) for name, each in gradients_of(trainer).items()}
+            by_module: dict[str, list[torch.Tensor]] = {}
+            for name, gradient in gradients.items():
+                by_module.setdefault(name.rpartition(".")[0], []).append(gradient)
+            norms = {name: _norm(parts) for name, parts in by_module.items()}
+            self.found |= {"gradients": _on_host(gradients), "gradient_norms": norms}
+            self.found |= {"gradient_norm": _norm(list(gradients.values()))}
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if not self.has_come:
+            return
+        run = trainer.run_context
+        everyones = run.ranks.exchange(self._row_losses)
+        known = None if None in everyones else [loss for losses in everyones for loss in losses]
+        self.found |= {"weights_after": _on_host(weights_of(trainer)), "row_losses": known}
+        self.found |= {"loss": run.losses.copy().loss_value}
+        raise StopTrainingError(f"Update {self._update} has been replayed.")
+
+
+def losses_of_rows(trainer: Trainer, batch: Any, outputs: Any) -> list[float] | None:
+    """The loss of each row of a batch, in order; see `Replay`. Changes nothing."""
+    size = count_rows(batch)
+    if not size:
+        return None
+    with kept() as before, torch.no_grad():
+        before.generators()
+        before.modes(trainer.get_model())
+        try:
+            loss_func = None if overrides(trainer, "calculate_train_batch_loss") else trainer.loss_func
+            if loss_func is not None and count_rows(outputs) == size:
+                targets = batch[1] if isinstance(batch, (tuple, list)) else batch
+                pairs = ((_row(outputs, at, size), _row(targets, at, size)) for at in range(size))
+                return [float(loss_func(*pair)) for pair in pairs]
+            trainer.model.eval()
+            before.tensors(trainer.model.buffers())
+            rows = (_row(batch, at, size) for at in range(size))
+            return [float(trainer.calculate_train_batch_loss(row)["loss"]) for row in rows]
+        except Exception:  # a hook or a loss of the user's own may need a whole batch
+            return None
+
+
+def _row(data: Any, at: int, size: int) -> Any:
+    """One row of everything that has `size` rows, as a batch."""
+    return map_leaves(
+        lambda leaf: leaf[at : at + 1] if getattr(leaf, "shape", None) and len(leaf) == size else leaf,
+        data,
+        keep_mappings=True,
+    )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _on_host(tensors: Mapping[str, torch.Tensor]) -> Weights:
+    return {name: whole(each.detach()).to("cpu", copy=True) for name, each in tensors.items()}
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors))
+
+
+def _recorded_loss(states: str | Path, update: int) -> float | None:
+    """The loss that the run recorded for one update."""
+    records = read_run_history(states).step_records
+    by_end = {record.update: record for record in records}
+    is_alone = update in by_end and (update == 1 or update - 1 in by_end)
+    return by_end[update].train_loss if is_alone else None
