@@ -28,6 +28,7 @@ ROOMS = (
     ("steps",),
     ("training",),
     ("looking",),
+    ("proving",),
     ("trainer",),
     ("recipes",),
     ("huggingface", "__main__"),

@@ -22,8 +22,6 @@ from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check_positive_count
-from pytorch_accelerated.looking.learning_rates import LearningRateTest, find_learning_rate
-from pytorch_accelerated.looking.preflight import PreflightReport, rehearse
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.steps.guarded import RollBack
@@ -35,8 +33,8 @@ from pytorch_accelerated.training.starting import at_work, ending
 from pytorch_accelerated.training.training import Training
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.looking.summary import TrainingSummary
-    from pytorch_accelerated.proving.replay import Replay
+    from pytorch_accelerated.looking import LearningRateTest, PreflightReport, TrainingSummary
+    from pytorch_accelerated.proving import Replay
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -523,7 +521,8 @@ class Trainer(TrainerHooks):
         """
         checks.refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        return rehearse(self, {**arguments, **train_arguments})
+        room = require("pytorch_accelerated.looking.preflight", needed_by="`preflight`")
+        return room.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
 
     def summary(
         self, train_dataset: Any = None, *, batch: Any = None, depth: int = 3, **train_arguments: Any
@@ -580,7 +579,8 @@ class Trainer(TrainerHooks):
         """
         checks.refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
-        return find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)
+        room = require("pytorch_accelerated.looking.learning_rates", needed_by="`find_lr`")
+        return room.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
 
     @Replaceable
     def current_run(self) -> Context:

@@ -297,6 +297,23 @@ class Trainer(TrainerHooks):
         space, value = hp_space or search.default_hp_space, compute_objective or search.default_compute_objective
         return search.search(self, space, value, n_trials, direction, hp_name, **kwargs)
 
+    def replay(self, checkpoints: str | Path, update: int, *, debug: bool = False) -> Any:
+        """Go back to just before a step of a training that saved checkpoints, and look at it; see the native
+        `Trainer.replay`.
+
+        Callbacks that show progress or report it are left out. Must be called by all ranks.
+
+        Args:
+            checkpoints: the folder of the checkpoints, or one of them.
+            update: the number of the step, from 1.
+            debug: stop in the debugger before the forward pass of each batch of the step.
+
+        Returns:
+            A `Replay`; print it.
+        """
+        room = require("pytorch_accelerated.huggingface.replaying", needed_by="`replay`")
+        return room.replay(self, self._engine, checkpoints, update, debug)
+
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch, and return its share of the loss of the update, detached.
 

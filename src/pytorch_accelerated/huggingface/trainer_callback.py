@@ -620,6 +620,11 @@ class ReportingCallback(_Recorder):
                 show(folded(f"Logged to {location}"))
 
 
+def reports(callback: Any) -> bool:
+    """Whether a callback is one of `reporting_callbacks` that this package has."""
+    return isinstance(callback, _Recorder)
+
+
 def reporting_callbacks(report_to: Sequence[str]) -> list[Any]:
     """The callbacks, or their classes, for ``report_to`` of the arguments.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.checkpointing.policy import read_run_history
 from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.looking.rehearsal import arguments_of_last_run, refuse, rehearsal
@@ -24,7 +25,6 @@ from pytorch_accelerated.progress.text import aligned
 from pytorch_accelerated.proving.trace import gradients_of, rows_of_current_update, weights_of
 from pytorch_accelerated.training.hooks import overrides
 from pytorch_accelerated.trees import count_rows, map_leaves
-from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -115,21 +115,16 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
     """The replay of `Trainer.replay`. Must be called by all ranks."""
     refuse(given, _NOT_TAKEN, by="replay")
     arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
-    state = nearest_state(trainer, states, update)
-    moment = _Moment(update, debug)
-    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
     if arguments.get("nonfinite_policy") == "rollback":
         arguments["nonfinite_policy"] = None  # what was rolled back is shown as it was before
+    arguments |= {"max_duration": None, "record_every_n_steps": 1}
+    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
+    state, moment = nearest_state(trainer, states, update), Moment(update, debug)
     with rehearsal(trainer, [*taking_part, moment]):
-        trainer.train(**{**arguments, "max_duration": None, "record_every_n_steps": 1, "resume_from": state})
-        records = trainer.run_history.step_records[-1:]
-        if not moment.has_come:
-            raise ConfigurationError(
-                f"There is no update {update}: with these arguments the run ends after {trainer.run_state.updates}."
-            )
-        found = dict(moment.found)
-    if records:
-        found["loss"] = records[0].train_loss
+        trainer.train(**{**arguments, "resume_from": state})
+        records = trainer.run_history.step_records
+        found = moment.found_in(trainer)
+        found["loss"] = records[-1].train_loss
     return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
 
 
@@ -164,85 +159,118 @@ def _states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(folder, manifest.facts) for folder, manifest in list_states(place)]
 
 
-class _Moment(TrainerCallback):
+class Moment(TrainerCallback):
     """Looks at an update, and stops after it.
 
-    Attributes:
-        has_come: whether it has been seen.
-        found: the fields of a `Replay`.
+    Args:
+        update: the number of the update, from 1.
+        debug: whether to stop in the debugger before each of its batches.
+        loss_of: of a batch with one row; default: by the outputs that the run has computed.
     """
 
     takes_part_in_preflight = False
 
-    def __init__(self, update: int, debug: bool) -> None:
-        self.has_come = False
-        self.found: dict[str, Any] = {"batches": []}
-        self._update, self._debug = update, debug
-        self._first_update = -1
-        self._row_losses: list[float] | None = []
+    def __init__(self, update: int, debug: bool, loss_of: Callable[[Any], Any] | None = None) -> None:
+        self._update, self._debug, self._loss_of = update, debug, loss_of
+        self._first_update = 0
+        self._found: dict[str, Any] = {}
+        self._row_losses: list[list[float] | None] = []
+
+    def found_in(self, trainer: Trainer) -> dict[str, Any]:
+        """The fields of a `Replay`, except for what only the caller knows.
+
+        Raises:
+            ConfigurationError: if the update has not come.
+        """
+        if not self._found:
+            raise ConfigurationError(
+                f"There is no update {self._update}: with these arguments the run ends after "
+                f"{trainer.run_state.updates}."
+            )
+        return self._found
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Note where the replay begins."""
         self._first_update = trainer.run_state.updates
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Look at the weights before the update, and at its batches."""
         run = trainer.run_context
         if run.state.updates != self._update - 1:
             return
         batch, rows = run.training.step.micro_batch.batch, rows_of_current_update(trainer)
-        if not self.has_come:
-            self.has_come = True
-            self.found |= {"weights": _on_host(weights_of(trainer)), "rows": None if rows is None else list(rows)}
-            self.found |= {"epoch": trainer.run_history.current_epoch}
-            self.found |= {"updates_before": run.state.updates - self._first_update}
-        self.found["batches"].append(map_leaves(_copied, batch))
+        if not self._found:
+            self._found = {"epoch": trainer.run_history.current_epoch, "rows": None if rows is None else list(rows)}
+            self._found |= {"weights": _on_host(weights_of(trainer)), "batches": []}
+            self._found |= {"updates_before": run.state.updates - self._first_update}
+        self._found["batches"].append(map_leaves(_copied, batch))
+        if not self._judges_outputs(trainer):
+            self._row_losses.append(_losses_of_single_rows(trainer, batch, self._loss_of))
         if self._debug:
             breakpoint()  # `trainer`, `batch` and `rows` are here; the forward pass comes next
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
-        if self.has_come and self._row_losses is not None:
-            losses = losses_of_rows(trainer, batch, batch_output.get("model_outputs"))
-            self._row_losses = None if losses is None else self._row_losses + losses
+        """Compute the losses of rows from the outputs of the run."""
+        if self._found and self._judges_outputs(trainer):
+            self._row_losses.append(_losses_of_outputs(trainer.loss_func, batch_output.get("model_outputs"), batch))
+
+    def _judges_outputs(self, trainer: Trainer) -> bool:
+        is_own_hook = overrides(trainer, "calculate_train_batch_loss")
+        return self._loss_of is None and trainer.loss_func is not None and not is_own_hook
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if self.has_come:
-            gradients = {name: whole(each) for name, each in gradients_of(trainer).items()}
-            by_module: dict[str, list[torch.Tensor]] = {}
-            for name, gradient in gradients.items():
-                by_module.setdefault(name.rpartition(".")[0], []).append(gradient)
-            norms = {name: _norm(parts) for name, parts in by_module.items()}
-            self.found |= {"gradients": _on_host(gradients), "gradient_norms": norms}
-            self.found |= {"gradient_norm": _norm(list(gradients.values()))}
+        """Look at the gradient."""
+        if not self._found:
+            return
+        gradients = {name: whole(each) for name, each in gradients_of(trainer).items()}
+        by_module: dict[str, list[torch.Tensor]] = {}
+        for name, gradient in gradients.items():
+            by_module.setdefault(name.rpartition(".")[0], []).append(gradient)
+        self._found |= {"gradients": _on_host(gradients), "gradient_norm": _norm(list(gradients.values()))}
+        self._found |= {"gradient_norms": {name: _norm(parts) for name, parts in by_module.items()}}
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if not self.has_come:
+        """Look at the weights after the update, and stop."""
+        if not self._found:
             return
         run = trainer.run_context
-        everyones = run.ranks.exchange(self._row_losses)
+        everyones = [losses for own in run.ranks.exchange(self._row_losses) for losses in own]
         known = None if None in everyones else [loss for losses in everyones for loss in losses]
-        self.found |= {"weights_after": _on_host(weights_of(trainer)), "row_losses": known}
-        self.found |= {"loss": run.losses.copy().loss_value}
+        loss = run.ranks.sum([run.losses.copy().loss_value])[0] / run.ranks.count
+        self._found |= {"weights_after": _on_host(weights_of(trainer)), "row_losses": known, "loss": loss}
         raise StopTrainingError(f"Update {self._update} has been replayed.")
 
 
-def losses_of_rows(trainer: Trainer, batch: Any, outputs: Any) -> list[float] | None:
-    """The loss of each row of a batch, in order; see `Replay`. Changes nothing."""
+def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] | None:
+    """The loss of each row, in order, from the outputs of a whole batch."""
     size = count_rows(batch)
+    targets = batch[1] if isinstance(batch, (tuple, list)) else batch
+    if not size or count_rows(outputs) != size:
+        return None
+    with kept() as before, torch.no_grad():
+        before.generators()
+        try:
+            return [float(loss_func(_row(outputs, at, size), _row(targets, at, size))) for at in range(size)]
+        except Exception:  # a loss of the user's own may need a whole batch
+            return None
+
+
+def _losses_of_single_rows(
+    trainer: Trainer, batch: Any, loss_of: Callable[[Any], Any] | None = None
+) -> list[float] | None:
+    """The loss of each row, in order, computed by itself in evaluation mode. Changes nothing."""
+    size, model = count_rows(batch), trainer.get_model()
+    loss_of = loss_of or (lambda row: trainer.calculate_train_batch_loss(row)["loss"])
     if not size:
         return None
     with kept() as before, torch.no_grad():
         before.generators()
-        before.modes(trainer.get_model())
+        before.modes(model)
+        before.tensors(model.buffers())
         try:
-            loss_func = None if overrides(trainer, "calculate_train_batch_loss") else trainer.loss_func
-            if loss_func is not None and count_rows(outputs) == size:
-                targets = batch[1] if isinstance(batch, (tuple, list)) else batch
-                pairs = ((_row(outputs, at, size), _row(targets, at, size)) for at in range(size))
-                return [float(loss_func(*pair)) for pair in pairs]
-            trainer.model.eval()
-            before.tensors(trainer.model.buffers())
-            rows = (_row(batch, at, size) for at in range(size))
-            return [float(trainer.calculate_train_batch_loss(row)["loss"]) for row in rows]
-        except Exception:  # a hook or a loss of the user's own may need a whole batch
+            model.eval()
+            return [float(loss_of(_row(batch, at, size))) for at in range(size)]
+        except Exception:  # a hook of the user's own may need a whole batch
             return None
 
 

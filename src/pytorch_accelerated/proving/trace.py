@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.held import held_parts

@@ -132,6 +132,7 @@ class Engine(NativeTrainer):
             warn_of_earlier_checkpoints(args, self.ranks)
         self._order, self.model = order, face.model
         face.is_in_train = True
+        face.control.should_training_stop = False  # the last training may have ended with it
         try:
             self.train(
                 face.train_dataset,

@@ -1,0 +1,50 @@
+"""Goes back to an update of a training of the Hugging Face trainer; see `pytorch_accelerated.proving.replay`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state
+from pytorch_accelerated.huggingface.hooks import loss_of
+from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
+from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
+from pytorch_accelerated.looking.rehearsal import rehearsal
+from pytorch_accelerated.models.kept import kept
+from pytorch_accelerated.proving.replay import Moment, Replay, nearest_state
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.engine import Engine
+    from pytorch_accelerated.huggingface.trainer import Trainer
+
+
+def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, debug: bool) -> Replay:
+    """The replay of `Trainer.replay`. Must be called by all ranks."""
+    state = nearest_state(engine, checkpoints, update)
+    moment = Moment(update, debug, loss_of=lambda row: loss_of(face, face.model, row))
+    with kept() as before:
+        for part in (face, face.control, face.callback_handler, *face.callback_handler.callbacks):
+            before.object(part)
+        face.args = copy.copy(face.args)
+        for name, value in {"save_strategy": "no", "load_best_model_at_end": False, "report_to": []}.items():
+            setattr(face.args, name, value)
+        face.callback_handler.callbacks = [each for each in face.callback_handler.callbacks if not _shows(each)]
+        with rehearsal(engine, [*engine.callback_handler, moment]):
+            face.train(resume_from_checkpoint=None if state is None else str(state))
+            found = moment.found_in(engine)
+    return Replay(update=update, state=state, recorded_loss=_logged_loss(Path(checkpoints), update), **found)
+
+
+def _shows(callback: Any) -> bool:
+    """Whether a callback shows or reports something."""
+    is_reporter = isinstance(callback, (PrinterCallback, ProgressCallback)) or reports(callback)
+    return is_reporter or type(callback).__module__.startswith("transformers.integrations")
+
+
+def _logged_loss(place: Path, update: int) -> float | None:
+    """The loss that the training has logged for one update."""
+    checkpoints = sort_checkpoints(place) or [str(place)]
+    logs = read_trainer_state(Path(checkpoints[-1])).log_history
+    losses = {entry["step"]: entry["loss"] for entry in logs if "loss" in entry}
+    return losses.get(update) if update == 1 or update - 1 in losses else None
