@@ -137,7 +137,7 @@ class AutomaticFetcher:
         self._pool = self._make_pool(self._handout, workers=workers, timeout=_PATIENCE + 20 * self._alone)
         self.num_workers = workers
         self.say(
-            f"Fetching a batch takes {1000 * fetch:.2g} ms, so the {self._name} is read by worker processes from now "
+            f"Fetching a batch takes {1000 * fetch:,.1f} ms, so the {self._name} is read by worker processes from now "
             f"on ({workers})."
         )
 
