@@ -148,7 +148,8 @@ class Trainer(TrainerHooks):
                 exist (``.../final``) is an error.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
                 for each of several optimizers, by name.
-            max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update.
+            max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the
+                end of the first update of this call: starting workers and compiling take none of them.
             eval_per_device_batch_size: default: `per_device_batch_size`.
             step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
                 evaluation.

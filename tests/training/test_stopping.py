@@ -1,6 +1,7 @@
 """Runs that end early leave everything in order, and what callbacks ask for happens between two updates."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,53 @@ def test_a_time_limit_ends_the_run_after_an_update():
     trainer = make(endings := Endings())
     trainer.train(DATA, 1, max_duration=1e-9, **ARGUMENTS)
     assert endings.seen == ["`max_duration` (1e-09) is over.", "end"]
-    assert trainer.run_state.updates == 0
+    assert trainer.run_state.updates == 1
     trainer.train(DATA, 1, max_duration="01:00:00", **ARGUMENTS)
     assert trainer.run_state.updates == 3
+
+
+class Slow(TrainerCallback):
+    """Waits for a second before the first batch, as a compiler or a new worker does."""
+
+    is_over = False
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if not self.is_over:
+            self.is_over = True
+            time.sleep(1)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_slow_start_takes_nothing_of_the_time_limit(is_resumed: bool, tmp_path: Path):
+    state = None
+    if is_resumed:
+        state = tmp_path / "state"
+        make(Once("on_optimizer_step_end", lambda trainer: trainer.save_training_state(state), updates=2)).train(
+            DATA, 1, **ARGUMENTS
+        )
+    trainer = make(Slow(), endings := Endings())
+    trainer.train(DATA, 3, max_duration=0.5, resume_from=state, **ARGUMENTS)
+    updates = trainer.run_state.updates
+    assert updates > (3 if is_resumed else 1)
+    assert endings.seen == (["end"] if updates == 9 else ["`max_duration` (0.5) is over.", "end"])
+    assert trainer.run_context.stopping.startup_seconds >= 1
+
+
+class OwnLoop(Trainer):
+    """Passes over the data in a way of its own."""
+
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        for batch in train_dl:
+            self.optimizer.zero_grad()
+            self.calculate_train_batch_loss(batch)["loss"].backward()
+            self.optimizer.step()
+
+
+def test_a_time_limit_also_ends_a_loop_of_the_users_own():
+    trainer = make(endings := Endings(), base=OwnLoop)
+    trainer.train(DATA, 3, max_duration=1e-9, per_device_batch_size=2)
+    assert endings.seen == ["`max_duration` (1e-09) is over.", "end"]
+    assert trainer.run_history.current_epoch == 1
 
 
 # What callbacks ask for

@@ -93,7 +93,6 @@ def prepare_training(
         asked = optimizer_settings(context.optimizer, has_schedule=context.scheduler is not None)
         context.states.resume(state)
         _warn_of_replaced_settings(context, asked)
-    context.stopping.start_clock()
 
 
 def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:

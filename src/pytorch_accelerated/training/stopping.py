@@ -100,19 +100,25 @@ class Stopping:
 
     Attributes:
         signals: the signals that this process received.
+        began: when the call began, by `time.monotonic`.
+        startup_seconds: from there to the end of the first update; None before that.
     """
 
     def __init__(self, context: Context) -> None:
         self.signals = SignalWatch()
+        self.began = time.monotonic()
+        self.startup_seconds: float | None = None
         self._context = context
         self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         self._deadline: float | None = None
         self._finishes_passes = False  # in passes that no resumed run would repeat
 
-    def start_clock(self) -> None:
-        """Start the clock of `max_duration`."""
-        seconds = self._context.settings.max_seconds
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+    def end_startup(self) -> None:
+        """Start the clock of `max_duration`, if it isn't running: the first update of the call is complete."""
+        if self.startup_seconds is None:
+            now, seconds = time.monotonic(), self._context.settings.max_seconds
+            self.startup_seconds = now - self.began
+            self._deadline = None if seconds is None else now + seconds
 
     def is_due(self, updates: int) -> bool:
         """Whether it is time to agree, after `updates` updates without a callback that could have asked to stop."""

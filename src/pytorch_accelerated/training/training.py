@@ -143,6 +143,7 @@ class Training:
         """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
         self.context.state.phase = phase
         self.note_safe_point()
+        self.context.stopping.end_startup()  # here, too, for loops of the user's own
         self.requests.act(self.context.state)
         self.context.stopping.stop_if_asked()
 
@@ -225,6 +226,7 @@ class Training:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
         context, requests = self.context, self.requests
         state, stopping = context.state, context.stopping
+        stopping.end_startup()
         if state.updates_in_epoch % self._updates_between_looks == 0:
             self._look_at_losses()
         if requests.evaluation or requests.states:
