@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -203,6 +204,41 @@ def test_tiny_language_model_learns_the_same_on_one_rank_and_on_two(tmp_path):
     assert losses[-1] < losses[0] - 1
     # The mean over the rows is that of means over batches, which are other batches on two ranks.
     assert losses_together == pytest.approx(losses, abs=0.02)
+
+
+def test_drive_runs_keeps_the_best_of_20_rounds_with_a_crash_a_nan_and_a_hang(tmp_path):
+    arguments = ["--num-updates", 40, "--folder", "driven", "--seconds-to-update", 15]
+    output = run_example("drive_runs", *arguments, folder=tmp_path)
+    rounds = json.loads((tmp_path / "driven" / "rounds.json").read_text())
+    assert [each["number"] for each in rounds] == list(range(1, 21))
+    endings = {each["number"]: each["ending"] for each in rounds}
+    assert {number: ending for number, ending in endings.items() if ending != "finished"} == {
+        6: "failed",
+        11: "failed",
+        16: "hung",
+    }
+    results = {number: json.loads((tmp_path / f"driven/{number:02}/result.json").read_text()) for number in endings}
+    assert results[6]["error"]["type"] == "IndexError"
+    assert "A label is out of range" in results[6]["error"]["notes"][0]
+    assert results[11]["error"]["type"] == "NonFiniteLossError"
+    assert [alert["kind"] for alert in results[11]["alerts"]] == ["non-finite loss"]
+    assert (results[16]["status"], results[16]["updates"]) == ("running", 0)
+    assert not any(psutil.pid_exists(result["pid"]) for result in results.values())
+
+    kept = [each for each in rounds if each["is_kept"]]
+    values = [results[each["number"]]["best"]["value"] for each in kept]
+    assert values == sorted(values)
+    assert values[-1] == max(results[number]["best"]["value"] for number in endings if endings[number] == "finished")
+    assert f"Kept: {kept[-1]['settings']}\n" in output.stdout
+    assert Path(_match(r"^Model: (.+)$", output.stdout)).is_file()
+
+
+def test_digits_to_drive_stops_in_time_and_says_so(tmp_path):
+    settings = json.dumps({"seconds_per_row": 0.001})
+    run_example("digits_to_drive", settings, "--max-duration", 0.1, "--folder", ".", folder=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("stopped", "`max_duration` (0.1) is over.")
+    assert result["updates"] > 1
 
 
 @pytest.fixture

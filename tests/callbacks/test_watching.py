@@ -1,5 +1,6 @@
 """Watched names without a value at the end of the first epoch are an error; others are not. Which value is the best."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -51,7 +52,7 @@ def metrics() -> MetricsCallback:
 
 
 def watching(name: str) -> EarlyStoppingCallback:
-    return EarlyStoppingCallback(5, watch_metric=name, greater_is_better=True)
+    return EarlyStoppingCallback(5, watch_metric=name, greater_is_better="loss" not in name)
 
 
 def by_saver(name: str) -> dict[str, Any]:
@@ -142,3 +143,43 @@ def test_watched_metrics_come_first_then_the_evaluation_loss_then_what_its_name_
 def test_training_without_an_evaluation_has_no_best_epoch() -> None:
     assert best(history(train_loss_epoch=[2.0, 1.0])) is None
     assert best(history(train_loss_epoch=[2.0, 1.0]), train_loss_epoch=False) == ("train_loss_epoch", 1.0, 2)
+
+
+class Accuracy(TrainerCallback):
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("eval_accuracy", 0.5)
+        trainer.run_history.update_metric("eval_score", 0.5)
+
+
+@pytest.mark.parametrize("kind", ["stop", "best", "states"])
+@pytest.mark.parametrize(
+    ("name", "greater", "words"),
+    [
+        (
+            "eval_accuracy",
+            False,
+            "so the lowest value counts as the best, .*more is better. Pass `greater_is_better=True`",
+        ),
+        (
+            "eval_loss_epoch",
+            True,
+            "so the highest value counts as the best, .*less is better. Pass `greater_is_better=False`",
+        ),
+        ("eval_accuracy", True, ""),
+        ("eval_loss_epoch", False, ""),
+        ("eval_score", False, ""),
+        ("eval_score", True, ""),
+    ],
+)
+def test_a_direction_that_contradicts_the_name_is_a_warning(kind: str, name: str, greater: bool, words: str, tmp_path):
+    watched = {"watch_metric": name, "greater_is_better": greater}
+    callback = {
+        "stop": lambda: EarlyStoppingCallback(5, **watched),
+        "best": lambda: SaveBestModelCallback(tmp_path / "best.pt", **watched),
+        "states": lambda: SaveTrainingStateCallback(tmp_path / "states", keep_best=1, **watched),
+    }[kind]()
+    trainer = make_trainer(Accuracy, callback)
+    message = f"{type(callback).__name__} watches '{name}' with `greater_is_better={greater}`, {words}"
+    with pytest.warns(UserWarning, match=message) if words else contextlib.nullcontext([]) as caught:
+        trainer.train(DATA, 2, DATA)
+    assert len(caught) == (1 if words else 0)

@@ -106,6 +106,7 @@ def test_training_is_the_same_with_and_without_the_average() -> None:
     assert all(parameter.requires_grad for parameter in averaged.model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:ModelEmaCallback watches")  # on purpose
 def test_the_file_has_the_best_average_and_not_the_last_and_its_recorded_metric() -> None:
     callback = ModelEmaCallback(decay=0.1, greater_is_better=True)
     # Of a model that learns, the first average is the worst one.

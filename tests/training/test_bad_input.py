@@ -243,7 +243,10 @@ SCHEDULES: list[Case] = [
     (train(parts={"callbacks": [EarlyStoppingCallback()]}), ConfigurationError, ["no evaluation set"]),
     (train(parts={"callbacks": [StepBasedEvaluationCallback(1)]}), ConfigurationError, ["no evaluation set"]),
     (
-        train(eval_dataset=DATA, parts={"callbacks": [SaveBestModelCallback(watch_metric="accuracy")]}),
+        train(
+            eval_dataset=DATA,
+            parts={"callbacks": [SaveBestModelCallback(watch_metric="accuracy", greater_is_better=True)]},
+        ),
         UnknownMetricError,
         ["'accuracy'", "'train_loss_epoch', 'eval_loss_epoch'"],
     ),

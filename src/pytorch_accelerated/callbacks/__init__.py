@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.search import OptunaCallback
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
     from pytorch_accelerated.report.callback import ReportCallback
+    from pytorch_accelerated.report.result import ResultCallback
 
 
 def __getattr__(name: str) -> Any:
@@ -51,6 +52,8 @@ def __getattr__(name: str) -> Any:
         return require("pytorch_accelerated.callbacks.search", needed_by=name).OptunaCallback
     if name == "ReportCallback":
         return require("pytorch_accelerated.report.callback", needed_by=name).ReportCallback
+    if name == "ResultCallback":
+        return require("pytorch_accelerated.report.result", needed_by=name).ResultCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -83,6 +86,7 @@ __all__ = [
     "ProgressBarCallback",
     "RecordMeansCallback",
     "ReportCallback",
+    "ResultCallback",
     "SWACallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",

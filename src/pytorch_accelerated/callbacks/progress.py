@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
     from pytorch_accelerated.run_config import TrainerRunConfig
 
-# How much waiting for data in an epoch is shown on the bar.
-_SECONDS_WORTH_SHOWING = 1.0
-_SHARE_WORTH_SHOWING = 0.05
+_SHARE_WORTH_SHOWING = 0.05  # of waiting for data
 _MINOR_COLUMNS = ("lr", "time")  # at the right of the table
 
 
@@ -306,8 +304,8 @@ PrintMetricsCallback = LogMetricsCallback
 
 def _training_facts(trainer: Trainer) -> dict[str, str]:
     timing = trainer.run_context.epoch_clock.read()
-    matters = timing.data_wait_seconds >= _SECONDS_WORTH_SHOWING and timing.data_wait_share >= _SHARE_WORTH_SHOWING
-    waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if matters else {}
+    is_slow = timing.is_slowed_by_data(_SHARE_WORTH_SHOWING)
+    waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if is_slow else {}
     return {**_loss_so_far(trainer), **_learning_rate(trainer), **waiting}
 
 

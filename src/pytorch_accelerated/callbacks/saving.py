@@ -215,6 +215,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Check the metric and the folder, and start the clock."""
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
+            self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         trainer.run_context.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
             names = [folder.name for folder, _ in self._listed_states()]
@@ -267,7 +268,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @property
     def _watched(self) -> WatchedMetric:
-        return WatchedMetric(self.watch_metric)
+        return WatchedMetric(self.watch_metric, self.retention.greater_is_better)
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)

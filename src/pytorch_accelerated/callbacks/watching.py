@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.processes.ranks import Ranks
@@ -46,6 +47,23 @@ class WatchedMetric(NamedTuple):
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but there is no evaluation set to measure it on. "
                 "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
+            )
+
+    def check_direction(self, ranks: Ranks, who: str) -> None:
+        """Warn, on one process, if the words in the name say that the worst values would be taken for the best.
+
+        Args:
+            ranks: the processes.
+            who: what watches the metric.
+        """
+        known = greater_is_better(role_and_quantity(self.name)[1])
+        if known not in (None, self.greater_is_better):
+            more, best, kept = ("more", "highest", "lowest") if known else ("less", "lowest", "highest")
+            warn_user(
+                ranks,
+                f"{who} watches {self.name!r} with `greater_is_better={self.greater_is_better}`, so the {kept} value "
+                f"counts as the best, and by its name {more} is better. Pass `greater_is_better={known}` if the {best} "
+                "is the best, or record the metric under another name.",
             )
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
@@ -131,6 +149,8 @@ class MetricJudge(TrainerCallback):
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
         """
         self._watched.check_has_evaluation(trainer.eval_dataset)
+        if hasattr(self, "greater_is_better"):
+            self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         if trainer.run_state.updates > 0:
             self._continue()
         else:

@@ -14,7 +14,14 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback, never_ends_a_run, watched_metrics
-from pytorch_accelerated.report.contents import RunContents, environment_facts, model_facts, write_page
+from pytorch_accelerated.report.contents import (
+    RunContents,
+    environment_facts,
+    model_facts,
+    plain_notes,
+    spike_in_words,
+    write_page,
+)
 from pytorch_accelerated.report.predictions import PredictionsOfEvaluation, describe
 
 if TYPE_CHECKING:
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
 
 _SHARE_OF_WRITING = 0.02  # of the time of the run, at most
 _MAX_EVENTS = 500
-_MAX_SHOWN_SAMPLES = 64  # of a spike
 _INPUT_NAMES = ("pixel_values", "images", "image", "inputs", "input", "x", "input_ids")
 _SAVED = ("events", "epochs", "predictions")  # what a state has; the rest of the page is the run history's
 
@@ -82,7 +88,7 @@ class ReportCallback(TrainerCallback):
         self.seconds_between_writes = seconds_between_writes
         stem = self.path.stem
         self._contents = RunContents(name or (self.path.absolute().parent.name if stem == "report" else stem) or stem)
-        self._contents.notes = json.loads(json.dumps(dict(notes or {}), default=repr))
+        self._contents.notes = plain_notes(notes)
         self._seen: dict[str, int] = {}  # how many of what has no event of its own
         self._kept: list[Any] = [None, {}]  # the best model that is loaded at the end, and its predictions
 
@@ -212,16 +218,9 @@ class ReportCallback(TrainerCallback):
         """Note the loss."""
         self._add_event(trainer, "loss not finite", f"{metric_name}, in batch {step} of epoch {epoch}")
 
-    def on_loss_spike(
-        self, trainer: Trainer, *, loss: float, median: float, samples: Sequence[int] | None, **spike: Any
-    ) -> None:
+    def on_loss_spike(self, trainer: Trainer, **spike: Any) -> None:
         """Note the spike that a `LossSpikeCallback` has found, with its samples."""
-        first, last = spike["first_update"], spike["last_update"]
-        text = f"{loss:.4g}{'' if first == last else f' since update {first}'}, where the median was {median:.4g}"
-        if samples:
-            more = f" and {len(samples) - _MAX_SHOWN_SAMPLES} more" if len(samples) > _MAX_SHOWN_SAMPLES else ""
-            text += f"; training samples {', '.join(map(str, samples[:_MAX_SHOWN_SAMPLES]))}{more}"
-        self._add_event(trainer, "loss spike", text, update=last)
+        self._add_event(trainer, "loss spike", spike_in_words(**spike), update=spike["last_update"])
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page, with the predictions of the model that is loaded."""

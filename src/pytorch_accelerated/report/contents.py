@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 _MAX_MAIN_METRICS = 3
+_MAX_SHOWN_SAMPLES = 64  # of a spike
 _MOST_EXACT = 2**53  # browsers round larger integers, such as seeds
 _PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
 _SECRET = r"[^\0=]*(?i:token|password|passwd|secret|api[-_]?key|credential)[^\0=]*"
@@ -102,7 +103,7 @@ class RunContents:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, with the names of numbers that JSON lacks ("nan", "inf", "-inf") in their place."""
-        return {field.name: _json_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {field.name: json_value(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunContents:
@@ -112,7 +113,7 @@ class RunContents:
             TypeError, ValueError, RecursionError: if the values are not those of a run.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
-        contents = cls(**{name: _json_value(values[name]) for name in names})
+        contents = cls(**{name: json_value(values[name]) for name in names})
         for field in dataclasses.fields(cls):
             value, default = getattr(contents, field.name), getattr(cls("?"), field.name)
             if not isinstance(value, type(default)):
@@ -170,14 +171,15 @@ def _best_values(
     return best
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A plain value with text in place of numbers that JSON lacks ("nan", "inf", "-inf"), or that browsers round."""
     is_lost = isinstance(value, float) and not math.isfinite(value)
     if is_lost or (isinstance(value, int) and abs(value) > _MOST_EXACT):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     return value
 
 
@@ -196,10 +198,39 @@ def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
         chart_script=_file("vendored/uplot/uPlot.iife.min.js"),
         script=_file("page.js"),
     )
+    write_whole(page, path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Write a file that is whole at any time, also after a power failure. Missing folders are created.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(page, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
+
+
+def plain_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A user's own facts as they are in JSON; what JSON lacks becomes text."""
+    return dict(json.loads(json.dumps(dict(notes or {}), default=repr)))
+
+
+def spike_in_words(
+    *, loss: float, median: float, first_update: int, last_update: int, samples: Sequence[int] | None, **_: Any
+) -> str:
+    """The arguments of `on_loss_spike` in words."""
+    text = f"{loss:.4g}{'' if first_update == last_update else f' since update {first_update}'}"
+    text += f", where the median was {median:.4g}"
+    if samples:
+        more = f" and {len(samples) - _MAX_SHOWN_SAMPLES} more" if len(samples) > _MAX_SHOWN_SAMPLES else ""
+        text += f"; training samples {', '.join(map(str, samples[:_MAX_SHOWN_SAMPLES]))}{more}"
+    return text
 
 
 def data_in(page: str) -> str | None:

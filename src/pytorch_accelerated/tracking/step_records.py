@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _RATES = 5  # the place of `learning_rates` in a record
 _COLUMNS = 11  # of the table, before those of the learning rates
 _UNKNOWN = -1
+_SECONDS_OF_SLOW_DATA = 1.0
 
 
 try:
@@ -145,6 +146,10 @@ class EpochTiming(NamedTuple):
     def data_wait_share(self) -> float:
         """The share of waiting in the time of the epoch, between 0 and 1."""
         return self.data_wait_seconds / self.seconds if self.seconds else 0.0
+
+    def is_slowed_by_data(self, share: float) -> bool:
+        """Whether waiting took at least this share of the time, and a second: less is not worth a word."""
+        return self.data_wait_seconds >= _SECONDS_OF_SLOW_DATA and self.data_wait_share >= share
 
 
 class EpochClock:

@@ -117,7 +117,7 @@ def ending(context: Context, hook: Callable[[], None], event: str) -> Iterator[N
     if stop is not None:
         context.emitter.emit("on_stop_training_error", reason=str(stop), failure=failure)
     if context.training is not None:
-        failure = context.training.close(failure)
+        failure = context.stopping.failure = context.training.close(failure)
     _release(context)
     context.emitter.defer(hook)
     context.emitter.emit(event)

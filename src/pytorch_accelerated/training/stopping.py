@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pytorch_accelerated.data.updates import Round
-from pytorch_accelerated.errors import HookOutputError, StopTrainingError
+from pytorch_accelerated.errors import HookOutputError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import note_failure
 from pytorch_accelerated.processes.signals import SignalWatch
@@ -102,12 +102,14 @@ class Stopping:
         signals: the signals that this process received.
         began: when the call began, by `time.monotonic`.
         startup_seconds: from there to the end of the first update; None before that.
+        failure: what will be raised once the run has ended, because a loss or parameter is not finite; else None.
     """
 
     def __init__(self, context: Context) -> None:
         self.signals = SignalWatch()
         self.began = time.monotonic()
         self.startup_seconds: float | None = None
+        self.failure: NonFiniteLossError | None = None
         self._context = context
         self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         self._deadline: float | None = None
