@@ -52,7 +52,7 @@ def main(settings, folder, num_updates, max_duration):
         callbacks=[
             MetricsCallback({"accuracy": accuracy}, predictions="argmax"),
             TerminateOnNaNCallback,
-            SaveBestModelCallback(folder / "best.pt", **best),
+            SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=False, **best),
             ResultCallback(folder / "result.json", notes=settings),
         ],
         seed=0,

@@ -76,6 +76,7 @@ SHOWN = {
     "how_to/several_processes.md": "largest_error",
     "how_to/fine_tuning.md": "(2, -1) Linear trained",
     "how_to/debugging.md": "Loss spike in epoch 3",
+    "how_to/programs.md": "3 discard {'lr': 1e+30",
 }
 
 

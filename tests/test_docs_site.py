@@ -99,6 +99,7 @@ SEARCHED = {
     "report": ("compare runs", "confusion matrix"),
     "several_machines": ("multi-node training",),
     "callbacks": ("custom callback",),
+    "programs": ("result.json", "agents"),
 }
 
 

@@ -239,6 +239,7 @@ def test_digits_to_drive_stops_in_time_and_says_so(tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], result["reason"]) == ("stopped", "`max_duration` (0.1) is over.")
     assert result["updates"] > 1
+    assert result["best"] is None  # it had no time for an evaluation
 
 
 @pytest.fixture

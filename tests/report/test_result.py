@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import NonFiniteLossError, SignalExit, StopTrainingError
+from pytorch_accelerated.report import result as module
 from tests.report.digits import EVAL, TRAIN, train, trainer_with
 from tests.support.processes import run_on_ranks
 
@@ -53,6 +55,9 @@ class Broken(Trainer):
         if self.run_state.updates in self.numbers:
             output["loss"] = output["loss"] * torch.nan
         return output
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "programs.md"
 
 
 @pytest.fixture
@@ -107,7 +112,8 @@ def test_the_result_is_there_and_whole_from_the_first_update_on(path: Path):
 
 
 def test_long_epochs_have_a_heartbeat(path: Path, monkeypatch: pytest.MonkeyPatch):
-    updates, now = [], time.monotonic
+    updates: list[int] = []
+    now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 11 * len(updates))  # each takes 11 seconds more
 
     class Reader(TrainerCallback):
@@ -252,7 +258,7 @@ def test_the_first_of_two_ranks_writes(tmp_path: Path):
     ],
 )
 def test_the_best_value_is_that_of_the_metric_that_decides(
-    callbacks: list[Any], arguments: dict[str, str], expected: tuple[str, bool], path: Path
+    callbacks: list[Any], arguments: dict[str, Any], expected: tuple[str, bool], path: Path
 ):
     class Records(TrainerCallback):
         def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -385,3 +391,26 @@ def test_the_run_is_the_same_to_the_bit(path: Path):
     assert isinstance(without.model, nn.Module)
     for name, value in without.model.state_dict().items():
         assert torch.equal(value, with_result.model.state_dict()[name])
+
+
+# The page
+
+
+def test_the_page_has_every_key_and_every_kind_of_alert(path: Path):
+    with pytest.raises(NonFiniteLossError):
+        train(trainer_with(TerminateOnNaNCallback(), ResultCallback(path), trainer_class=Broken))
+    failed = read(path)
+    train(trainer_with(ResultCallback(path)))
+    text = PAGE.read_text(encoding="utf-8")
+    rows = {
+        key: cells
+        for keys, cells in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.+) \|$", text, re.MULTILINE)
+        for key in re.findall(r"\w+", keys)
+    }
+    assert list(rows) == list(read(path))
+    for key, value in {"best": read(path)["best"], "error": failed["error"], "alerts": failed["alerts"][0]}.items():
+        assert set(re.findall(r"`(\w+)`", rows[key])) == set(value)
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    kinds_in_code = set(re.findall(r'_add_alert\(trainer, "([^"]+)"', source))
+    assert set(re.findall(r"^\| `(\w+[ -]\w+(?: \w+)?)` \| ", text, re.MULTILINE)) == kinds_in_code
+    assert f"| `format` | int | {module.FORMAT}. " in text
