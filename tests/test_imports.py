@@ -31,7 +31,8 @@ ROOMS = (
     ("proving",),
     ("trainer",),
     ("recipes",),
-    ("huggingface", "__main__"),
+    ("huggingface", "commands"),
+    ("__main__",),
 )
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.
 FACADES = {"utils"}

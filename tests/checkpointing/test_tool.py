@@ -1,6 +1,7 @@
 """``python -m pytorch_accelerated checkpoints``, as somebody in front of a terminal, or a script, uses it."""
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,83 @@ def test_damaged_states_count_for_no_rule_and_are_left_alone(states, told):
     assert "alone" in verdicts["step_3"]
 
 
+# For programs.
+
+
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The object that a command prints with ``--json``, and nothing else."""
+
+    def ask(command: str, *arguments: object, code: int = 0) -> Any:
+        assert run(command, *arguments, "--json") == code
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        found = json.loads(printed.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert (found.pop("format"), found.pop("command")) == (1, f"checkpoints {command}")
+        return found
+
+    return ask
+
+
+def size_of(state: Path) -> int:
+    return sum(path.stat().st_size for path in state.iterdir() if path.name != "manifest.json")
+
+
+def test_states_are_listed_for_programs(states, asked):
+    (states / "step_3" / "manifest.json").write_text("{")
+    damaged, first, *_, last = asked("list", states)["states"]
+    saved = (states / "step_1" / "manifest.json").stat().st_mtime
+    values = {"updates": 10, "epochs": 1, "ranks": 2, "complaint": None}
+    path = states / "step_1"
+    assert first == {"name": "step_1", "path": str(path), "saved": saved, "size_bytes": size_of(path), **values}
+    assert last["name"] == "step_5"
+    assert (damaged["name"], damaged["size_bytes"], damaged["updates"]) == ("step_3", None, None)
+    assert "manifest.json is not JSON" in damaged["complaint"]
+    assert asked("list", states.parent) == {"states": []}
+
+
+def test_damage_is_named_for_programs(states, asked):
+    assert asked("verify", states)["valid"] == 5
+    (states / "step_2" / "model.json").write_text("{}")
+    found = asked("verify", states, code=1)
+    assert found["valid"] == 4
+    complaints = {each["name"]: each["complaints"] for each in found["states"]}
+    assert [name for name, given in complaints.items() if given] == ["step_2"]
+    (complaint,) = complaints["step_2"]
+    assert str(states / "step_2" / "model.json") in complaint
+
+
+def test_a_state_is_shown_for_programs(tmp_path, asked):
+    save(tmp_path / "step_1", 10, float("nan"))
+    found = asked("show", tmp_path)
+    assert (found["name"], found["updates"], found["size_bytes"]) == ("step_1", 10, size_of(tmp_path / "step_1"))
+    assert found["facts"]["versions"] == {"torch": "2.13", "python": "3.11"}
+    assert {"name": "model", "tensors": 2} == {name: found["parts"][0][name] for name in ("name", "tensors")}
+    assert sum(part["size_bytes"] for part in found["parts"]) == found["size_bytes"]
+    assert {"name": "loss", "value": "nan", "epoch": 1, "update": 10} in found["metrics"]
+
+
+def test_states_are_deleted_for_programs_that_say_yes(states, asked):
+    error = asked("prune", states, "--keep-last", 2, code=2)["error"]
+    assert error == {
+        "type": "ConfigurationError",
+        "message": "With --json nobody is asked. Pass --yes to delete without asking.",
+    }
+    assert len(left(states)) == 5
+    freed = sum(size_of(states / f"step_{number}") for number in (1, 2, 3))
+    found = asked("prune", states, "--keep-last", 2, "--yes")
+    assert [each["verdict"] for each in found["states"]] == ["delete"] * 3 + ["keep"] * 2
+    assert (found["deleted"], found["deleted_bytes"]) == (3, freed)
+    assert left(states) == {"step_4", "step_5"}
+
+
+def test_states_are_averaged_for_programs(states, tmp_path, asked):
+    output = tmp_path / "mean.pt"
+    found = asked("average", states, "--last", 2, "--output", output)
+    assert found == {"output": str(output), "states": ["step_4", "step_5"]}
+    assert output.is_file()
+
+
 # Mistakes.
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
@@ -220,6 +298,13 @@ def test_a_mistake_is_an_error_in_one_line(arguments, message, states, capsys, m
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
     assert line.startswith("error: ")
     assert message.format(states) in line
+    assert run(arguments[0], *(argument.format(states) for argument in arguments[1:]), "--json") == 2
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert (
+        message.format(states).removeprefix("Pass") in json.loads(printed.out)["error"]["message"]
+        or "prune" in arguments
+    )
     assert files_below(states) == before
 
 

@@ -51,6 +51,7 @@ def test_runs_of_one_name_can_be_told_apart(runs: list[Path], tmp_path: Path):
     assert [run["name"] for run in json.loads(data)["runs"]] == ["run (1)", "run (2)"]
 
 
+DAMAGED = "what it holds is damaged, or of another kind"
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -59,20 +60,22 @@ def page_with(runs: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "reason"),
     [
-        ("missing.html", None),
-        ("other.html", "<html><body></body></html>"),
-        ("fields.html", page_with('[{"name": "x", "metrics": 3}]')),
-        *((f"deep_{depth}.html", page_with(f'[{{"name": {"[" * depth + "]" * depth}}}]')) for depth in (400, 100_000)),
-        ("epochs/trainer_state.json", '{"log_history": [{"epoch": 1e400, "loss": 1}], "global_step": 1}'),
-        ("deep/trainer_state.json", f'{{"log_history": {DEEP}}}'),
-        ("weights.pt", b"\x80\x02\xff\xfe"),
-        ("folder", "a folder"),
+        ("missing.html", None, "there is no such file or folder"),
+        ("other.html", "<html><body></body></html>", "the file has no data of a run in it"),
+        ("fields.html", page_with('[{"name": "x", "metrics": 3}]'), DAMAGED),
+        ("best.html", page_with('[{"name": "x", "best": [{"name": "loss"}]}]'), DAMAGED),
+        ("bests.html", page_with('[{"name": "x", "best": [3]}]'), DAMAGED),
+        *((f"deep_{d}.html", page_with(f'[{{"name": {"[" * d + "]" * d}}}]'), DAMAGED) for d in (400, 100_000)),
+        ("epochs/trainer_state.json", '{"log_history": [{"epoch": 1e400, "loss": 1}], "global_step": 1}', DAMAGED),
+        ("deep/trainer_state.json", f'{{"log_history": {DEEP}}}', DAMAGED),
+        ("weights.pt", b"\x80\x02\xff\xfe", DAMAGED),
+        ("folder", "a folder", "the folder has no run in it"),
     ],
 )
 def test_what_is_no_run_is_rejected_with_what_may_be_one(
-    name: str, content: str | bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: str | bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -84,8 +87,7 @@ def test_what_is_no_run_is_rejected_with_what_may_be_one(
         path.write_text(content)
     assert run_tool("compare", path, "--output", tmp_path / "compare.html") == 2
     error = capsys.readouterr().err
-    assert f"{path} is not a record of a run: " in error
-    assert "A run is a page of ReportCallback" in error
+    assert f"{path} is not a record of a run: {reason}. A run is a page of ReportCallback" in error
     assert not (tmp_path / "compare.html").exists()
 
 

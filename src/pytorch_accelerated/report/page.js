@@ -593,11 +593,14 @@ function single(run) {
 
 /** What the runs record of themselves, apart from what nobody chose: {name, cells, differs}. */
 function settingsOfRuns() {
+  // A package that one run did not import is no difference.
+  const environments = runs.map((run) => run.environment).filter((values) => values && Object.keys(values).length);
+  const isKnownToAll = (name) => environments.every((values) => name in values);
   const flat = (run) => {
     const all = new Map();
     for (const part of ["notes", "model", "config", "environment"]) {
       for (const [name, value] of Object.entries(run[part] || {})) {
-        if (name === "derived_seed") continue;
+        if (name === "derived_seed" || (part === "environment" && !isKnownToAll(name))) continue;
         if (value !== null && typeof value === "object" && !Array.isArray(value)) {
           for (const [inner, one] of Object.entries(value)) all.set(`${part}: ${name}.${inner}`, plain(one));
         } else all.set(`${part}: ${name}`, plain(value));
