@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.callbacks import ReportCallback
+from pytorch_accelerated.report.contents import RunContents, write_page
 from pytorch_accelerated.report.reading import write_comparison
 from tests.report.digits import train, trainer_with
 
@@ -85,3 +86,15 @@ def test_many_runs_stay_readable(tmp_path: Path):
     colours = {key for key in keys if keys.count(key) == 1 or keys.count(key) < 4}
     assert len(colours) == 8  # and the others are grey
     assert "u-legend" not in re.sub(r"<(style|script).*?</\1>", "", dom, flags=re.DOTALL)
+
+
+@needs_browser
+def test_a_package_that_one_run_did_not_import_is_no_difference(tmp_path: Path):
+    runs = [RunContents(name, environment={"device": name, "torch": "2.13"}) for name in ("cpu", "cuda")]
+    runs[0].environment["timm"] = "1.0"
+    runs.append(RunContents("failed at once", state={"status": "failed"}))  # as a result.json without a page
+    write_page(runs, "three", tmp_path / "compare.html")
+    dom = drawn(tmp_path / "compare.html", tmp_path)
+    assert 'data-ready="yes"' in dom
+    assert "environment: device" in dom
+    assert "timm" not in re.sub("<script.*?</script>", "", dom, flags=re.DOTALL)

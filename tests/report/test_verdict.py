@@ -109,7 +109,7 @@ def test_of_a_thousand_null_pairs_at_most_5_percent_are_called_better_or_worse(c
     for number in range(count):
         size = 3 + number % 8
         shared = random.normal(0.9, 0.03, size)
-        first, second = (shared + random.normal(0, 0.02, (2, size))).round(digits)
+        first, second = (shared + random.normal(0, 0.02, (2, size))).round(digits).tolist()
         outcomes.append(judge(first, second, greater_is_better=bool(number % 2)).outcome)
     counts = {outcome: outcomes.count(outcome) for outcome in ("better", "worse", "not decided")}
     assert sum(counts.values()) == count
@@ -135,7 +135,7 @@ def test_a_real_difference_is_found_though_the_seeds_differ_more():
     random = np.random.default_rng(1)
     shared = random.normal(0.9, 0.05, 10)
     first, second = shared + random.normal(0, 0.005, 10), shared + 0.01 + random.normal(0, 0.005, 10)
-    assert judge(first, second, greater_is_better=True).outcome == "better"
+    assert judge(first.tolist(), second.tolist(), greater_is_better=True).outcome == "better"
     assert stats.ttest_ind(first, second).pvalue > 0.3
 
 

@@ -217,8 +217,6 @@ def _prune(options: argparse.Namespace) -> Outcome:
     place, metric = options.folder, options.metric
     if (options.keep_best is None) != (metric is None):
         raise ConfigurationError("Give --keep-best and --metric together: which states are best depends on the metric.")
-    if options.json and not options.yes:
-        raise ConfigurationError("With --json nobody is asked. Pass --yes to delete without asking.")
     retention = Retention(last=options.keep_last, best=options.keep_best, greater_is_better=options.greater_is_better)
     states = _states_in(place, at_least_one=False)
     if looks_like_state(place):
@@ -249,6 +247,8 @@ def _prune(options: argparse.Namespace) -> Outcome:
         print_line("Nothing to delete.")
         return outcome
     what = f"{len(doomed)} of {len(states)} training states, {format_bytes(size_bytes)}"
+    if options.json and not options.yes:
+        raise ConfigurationError("With --json nobody is asked. Pass --yes to delete without asking.")
     if not (options.yes or _agrees_to(f"Delete {what}?")):
         print_line("Nothing was deleted.")
         return Outcome({}, exit_code=1)
