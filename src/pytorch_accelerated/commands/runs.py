@@ -117,7 +117,7 @@ def _judge(options: argparse.Namespace) -> dict[str, Any]:
 def _sentence(verdict: Verdict, sides: Sequence[Path], metric: str, pairs: int) -> str:
     (first, second), means = sides, [f"{mean:.4g}" for mean in verdict.means]
     size = " in each pair" if verdict.margin is None else f" ± {verdict.margin:.2g} (95 %)"
-    numbers = f"(mean difference {verdict.difference:.2g}{size}, {pairs} pairs of seeds, p = {verdict.p_value:.2g})"
+    numbers = f"(mean difference {verdict.difference:.3g}{size}, {pairs} pairs of seeds, p = {verdict.p_value:.2g})"
     if verdict.outcome != "not decided":
         return f"{second} is {verdict.outcome} than {first}: {metric} {means[1]} against {means[0]} {numbers}."
     needed = "More than 100,000" if verdict.pairs_needed is None else f"About {verdict.pairs_needed}"
