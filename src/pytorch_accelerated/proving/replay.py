@@ -6,9 +6,10 @@ training from there on, give the very update of the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from pytorch_accelerated.training.hooks import overrides
 from pytorch_accelerated.trees import count_rows, map_leaves
 
 if TYPE_CHECKING:
-    from pytorch_accelerated import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 Weights = dict[str, torch.Tensor]
 _MOST_SHOWN = 8
@@ -115,17 +116,35 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
     """The replay of `Trainer.replay`. Must be called by all ranks."""
     refuse(given, _NOT_TAKEN, by="replay")
     arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
-    if arguments.get("nonfinite_policy") == "rollback":
-        arguments["nonfinite_policy"] = None  # what was rolled back is shown as it was before
-    arguments |= {"max_duration": None, "record_every_n_steps": 1}
-    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
     state, moment = nearest_state(trainer, states, update), Moment(update, debug)
-    with rehearsal(trainer, [*taking_part, moment]):
-        trainer.train(**{**arguments, "resume_from": state})
+    with trained_again(trainer, {**arguments, "record_every_n_steps": 1}, state, moment):
         records = trainer.run_history.step_records
         found = moment.found_in(trainer)
         found["loss"] = records[-1].train_loss
     return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
+
+
+@contextlib.contextmanager
+def trained_again(
+    trainer: Trainer, arguments: Mapping[str, Any], state: Path | None, watching: TrainerCallback
+) -> Iterator[None]:
+    """Context in which the trainer has trained from a state, and has written nothing; afterwards it is as before.
+
+    Must be entered by all ranks.
+
+    Args:
+        trainer: the trainer, which is not at work.
+        arguments: those of `train`.
+        state: the training state; None for the beginning of the run.
+        watching: sees every event after the trainer's own callbacks, and ends the run.
+    """
+    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
+    changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
+    if arguments.get("nonfinite_policy") == "rollback":
+        changed["nonfinite_policy"] = None  # what was rolled back is shown as it was before
+    with rehearsal(trainer, [*taking_part, watching]):
+        trainer.train(**{**arguments, **changed})
+        yield
 
 
 def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | None:
@@ -137,7 +156,7 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
     run = trainer.run_context
     if isinstance(update, bool) or not isinstance(update, int) or update < 1:
         raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
-    found = run.ranks.do_on_first(lambda: _states_in(Path(states)))
+    found = run.ranks.do_on_first(lambda: states_in(Path(states)))
     saved = sorted((facts["updates"], number) for number, (_, facts) in enumerate(found) if "updates" in facts)
     before = [number for updates, number in saved if updates < update]
     if before:
@@ -152,7 +171,7 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
     return None
 
 
-def _states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
+def states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The training state at `place`, or those in it, the oldest first, with their facts."""
     if looks_like_state(place):
         return [(place, read_manifest(place).facts)]

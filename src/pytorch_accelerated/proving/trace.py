@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,10 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.seeding import generator_states
+from pytorch_accelerated.trees import leaves_by_path
 
 if TYPE_CHECKING:
-    from pytorch_accelerated import Trainer
+    from pytorch_accelerated.callbacks.base import Trainer
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, np.generic)
 
@@ -33,7 +34,7 @@ class UpdateTrace(NamedTuple):
         epoch: counted from 1.
         weights: parameters and buffers before the update.
         rows: the rows of the training set, over all ranks; None if they are unknown.
-        batch: the contents of this rank's batches.
+        batch: the contents of this rank's batches, however the rows are divided among them.
         generators: the states of torch's, numpy's and Python's generators before each forward pass.
         losses: of this rank's batches, exactly.
         gradients: complete, before they are clipped.
@@ -69,6 +70,9 @@ PARTS = {
     "weights_after": "the weights after the update",
     "optimizer": "the state of the optimizer",
 }
+
+
+_OF_SINGLE_BATCHES = ("generators", "losses")
 
 
 class Parting(NamedTuple):
@@ -111,37 +115,35 @@ class Trace(TrainerCallback):
             outside = {} if self._outside is None else self._outside(trainer)
             self._begun = {"weights": digest(weights_of(trainer)), "rows": rows_of_current_update(trainer)}
             self._begun |= {"outside": {name: digest(value) for name, value in outside.items()}}
-            self._begun |= {"batches": [], "generators": [], "losses": []}
-        self._begun["batches"].append(digest(run.training.step.micro_batch.batch))
+            self._begun |= {"batches": {}, "generators": [], "losses": []}
+        _feed_rows(self._begun["batches"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Record the loss of a batch."""
-        self._begun["losses"].append(repr(float(batch_output["loss"])))
+        self._begun["losses"].append(repr(float(torch.as_tensor(batch_output["loss"]).detach())))
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Record the gradients."""
-        self._begun["gradients"] = digest(gradients_of(trainer))
+        """Record the gradients, and the settings with which the optimizer steps."""
+        groups = trainer.run_context.parameter_groups
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        self._begun |= {"gradients": digest(gradients_of(trainer)), "settings": digest(settings)}
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the record, and stop after the last update."""
         begun, self._begun = self._begun, {}
         done, optimizer = trainer.run_state.updates, trainer.optimizer
-        settings = [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in trainer.run_context.parameter_groups
-        ]
         self.updates.append(
             UpdateTrace(
                 update=done,
                 epoch=trainer.run_history.current_epoch,
                 weights=begun["weights"],
                 rows=begun["rows"],
-                batch=digest(begun["batches"]),
+                batch=digest({place: hasher.hexdigest() for place, hasher in begun["batches"].items()}),
                 generators=digest(begun["generators"]),
                 losses=tuple(begun["losses"] or [repr(trainer.run_context.losses.copy().loss_value)]),
                 gradients=begun["gradients"],
-                settings=digest(settings),
+                settings=begun["settings"],
                 weights_after=digest(weights_of(trainer)),
                 optimizer=digest(None if optimizer is None else optimizer.state_dict()),
                 outside=begun["outside"],
@@ -151,12 +153,18 @@ class Trace(TrainerCallback):
             raise StopTrainingError(f"Update {done} is done.")
 
 
-def first_parting(one: Sequence[UpdateTrace], other: Sequence[UpdateTrace]) -> Parting | None:
-    """The first difference between two runs in the updates that both have; None if there is none."""
+def first_parting(one: Iterable[UpdateTrace], other: Iterable[UpdateTrace]) -> Parting | None:
+    """The first difference between two runs in the updates that both have; None if there is none.
+
+    Where the same rows are divided into another number of batches, nothing of single batches is compared.
+    """
     others = {each.update: each for each in other}
     for each in one:
         beside = others.get(each.update, each)
+        is_divided_alike = len(each.losses) == len(beside.losses)
         for part in PARTS:
+            if part in _OF_SINGLE_BATCHES and not is_divided_alike:
+                continue
             if getattr(each, part) != getattr(beside, part):
                 return Parting(each.update, part)
     return None
@@ -165,11 +173,25 @@ def first_parting(one: Sequence[UpdateTrace], other: Sequence[UpdateTrace]) -> P
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """The live parameters and buffers of the model, and of what else the trainer holds and trains, by name."""
     holder = trainer.run_context.holder
-    found = {name: value for name, value in canonical_state_dict(trainer.get_model()).items() if _is_tensor(value)}
-    for path, part in held_parts(holder).items():
-        state = part.state_dict() if isinstance(part, nn.Module) else {"": part}
-        found |= {f"{path}.{name}".rstrip("."): value for name, value in state.items() if _is_tensor(value)}
-    return found
+    held = {
+        path: part.state_dict() if isinstance(part, nn.Module) else part for path, part in held_parts(holder).items()
+    }
+    return named_weights(canonical_state_dict(trainer.get_model()), held)
+
+
+def named_weights(model: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors in the state of a model, and in those of held parts, by name.
+
+    Args:
+        model: its state.
+        held: states of modules, or parameters, by path; others are left out.
+    """
+    named = dict(model)
+    for path, state in held.items():
+        named |= (
+            {f"{path}.{name}": each for name, each in state.items()} if isinstance(state, Mapping) else {path: state}
+        )
+    return {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -182,10 +204,6 @@ def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         for name, parameter in module.named_parameters()
     }
     return {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def rows_of_current_update(trainer: Trainer) -> tuple[int, ...] | None:
@@ -207,10 +225,8 @@ def digest(value: Any) -> str:
 
 def _feed(take: Callable[[Any], None], value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        value = own_part(value).detach()
-        value = value.to_dense() if value.layout is not torch.strided else value
         take(f"{value.dtype} {tuple(value.shape)}".encode())
-        take(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        take(_bytes_of(value))
     elif isinstance(value, np.ndarray):
         take(f"{value.dtype} {value.shape}".encode())
         take(repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes())
@@ -226,6 +242,21 @@ def _feed(take: Callable[[Any], None], value: Any) -> None:
             _feed(take, each)
     else:
         take((repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__).encode())
+
+
+def _feed_rows(hashers: dict[str, Any], batch: Any) -> None:
+    """Add the rows of a batch to those before it, by their place in a batch."""
+    for path, leaf in leaves_by_path(batch).items():
+        has_rows = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+        place = f"{path} {leaf.dtype} {tuple(leaf.shape[1:])}" if has_rows else path
+        take = hashers.setdefault(place, hashlib.blake2b(digest_size=16)).update
+        take(_bytes_of(leaf)) if has_rows else _feed(take, leaf)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    tensor = own_part(tensor).detach()
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _state_of_generator(generator: Any) -> Any:

@@ -1,0 +1,81 @@
+"""Small runs with everything that may part two runs, each of which can be planted."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from tests.support.reference import regression_data
+
+ROWS, UPDATES_PER_EPOCH = 48, 6
+
+
+class Noisy(Dataset[Any]):
+    """Rows with noise, which logs the rows that it gives; a row or a label may be another one."""
+
+    def __init__(self, noise: float = 0.0, changed_row: int | None = None, changed_label: int | None = None) -> None:
+        self.inputs, self.targets = regression_data(ROWS)
+        self.noise = noise
+        self.log: list[int] = []
+        if changed_row is not None:
+            self.inputs[changed_row, 0] += 1e-6
+        if changed_label is not None:
+            self.targets[changed_label] *= -1
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        self.log.append(index)
+        noise = torch.randn(3, dtype=torch.float64)
+        return self.inputs[index] + self.noise * noise, self.targets[index]
+
+
+class At(TrainerCallback):
+    """Does something before the forward pass of an update."""
+
+    def __init__(self, update: int, action: Callable[[Trainer], object]) -> None:
+        self.update, self.action = update, action
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self.update - 1:
+            self.action(trainer)
+
+
+def make(
+    *callbacks: Any,
+    seed: int = 5,
+    first_weights: int = 0,
+    dropout: float = 0.2,
+    has_norm: bool = True,
+    optimizer: Callable[..., Any] = functools.partial(torch.optim.AdamW, lr=0.02),
+    dataset: dict[str, Any] | None = None,
+    is_evaluated: bool = True,
+    **arguments: Any,
+) -> tuple[Trainer, dict[str, Any]]:
+    """A trainer with dropout and BatchNorm, and the arguments of `train`: four epochs of six updates."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(first_weights)
+        norms = [nn.BatchNorm1d(6)] if has_norm else []
+        layers = [nn.Linear(3, 6), *norms, nn.Dropout(dropout), nn.Tanh(), nn.Linear(6, 2)]
+        model = nn.Sequential(*layers).double()
+    trainer = Trainer(model, nn.MSELoss(), optimizer(model.parameters()), callbacks=callbacks, seed=seed)
+    evaluated = {"eval_dataset": regression_data(7)} if is_evaluated else {}
+    given = {"train_dataset": Noisy(**dataset or {}), "num_epochs": 4, "per_device_batch_size": 8, **evaluated}
+    return trainer, given | arguments
+
+
+def train(
+    folder: Path, *callbacks: Any, every: int = UPDATES_PER_EPOCH, resume: bool = False, **changes: Any
+) -> tuple[Trainer, dict[str, Any]]:
+    """Such a run that has trained, with states in `folder`."""
+    saver = SaveTrainingStateCallback(folder, save_every_n_steps=every)
+    trainer, arguments = make(*callbacks, saver, **changes)
+    trainer.train(**arguments, **({"resume_from": folder} if resume else {}))
+    return trainer, arguments
