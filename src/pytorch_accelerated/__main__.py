@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytorch_accelerated.commands import checkpoints, runs
+from pytorch_accelerated.commands import checkpoints, proving, runs
 from pytorch_accelerated.commands.command import PROGRAM, Outcome, json_text
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.progress.text import printable, show
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> Outcome:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Tools for training runs.")
     topics = parser.add_subparsers(metavar="TOPIC", required=True)
-    for module in (checkpoints, runs):
+    for module in (checkpoints, runs, proving):
         module.add_to(topics)
     return parser
 

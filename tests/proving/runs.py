@@ -14,6 +14,7 @@ from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCall
 from tests.support.reference import regression_data
 
 ROWS, UPDATES_PER_EPOCH = 48, 6
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.02)
 
 
 class Noisy(Dataset[Any]):
@@ -54,7 +55,7 @@ def make(
     first_weights: int = 0,
     dropout: float = 0.2,
     has_norm: bool = True,
-    optimizer: Callable[..., Any] = functools.partial(torch.optim.AdamW, lr=0.02),
+    optimizer: Callable[..., Any] = ADAMW,
     dataset: dict[str, Any] | None = None,
     is_evaluated: bool = True,
     **arguments: Any,
@@ -77,5 +78,5 @@ def train(
     """Such a run that has trained, with states in `folder`."""
     saver = SaveTrainingStateCallback(folder, save_every_n_steps=every)
     trainer, arguments = make(*callbacks, saver, **changes)
-    trainer.train(**arguments, **({"resume_from": folder} if resume else {}))
+    trainer.train(**arguments, resume_from=folder if resume else None)
     return trainer, arguments

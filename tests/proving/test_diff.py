@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, ReportCallback, StopAtCallback, TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, RunFileError, StopTrainingError
-from pytorch_accelerated.proving import RunDifference, diff
-from tests.proving.runs import ROWS, At, make, train
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, ModelEmaCallback, ReportCallback, TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.proving import diff
+from tests.proving.runs import ADAMW, At, make, train
 from tests.support.tool import run_tool
 
 
@@ -49,10 +48,9 @@ def forget(trainer: Trainer) -> None:
         entry["exp_avg"].zero_()
 
 
-adamw = functools.partial(torch.optim.AdamW, lr=0.02)
 PLANTED: dict[str, tuple[dict[str, Any], int, str]] = {
     "seed": ({"seed": 6}, 1, "rows"),
-    "rate": ({"optimizer": functools.partial(torch.optim.AdamW, lr=0.0200001)}, 1, "settings"),
+    "rate": ({"optimizer": functools.partial(ADAMW, lr=0.0200001)}, 1, "settings"),
     "rate from update 9 on": ({"at": (9, functools.partial(set_rate, 0.01))}, 9, "settings"),
     "batch size": ({"per_device_batch_size": 16}, 1, "rows"),
     "content of a row": ({"dataset": {"changed_row": 30}}, 0, "batch"),
@@ -60,8 +58,8 @@ PLANTED: dict[str, tuple[dict[str, Any], int, str]] = {
     "order": ({"train_dataloader_kwargs": {"shuffle": False}}, 1, "rows"),
     "dropout": ({"dropout": 0.25}, 1, "losses"),
     "first weights": ({"first_weights": 1}, 1, "weights"),
-    "weight decay": ({"optimizer": functools.partial(adamw, weight_decay=0.1)}, 1, "settings"),
-    "betas": ({"optimizer": functools.partial(adamw, betas=(0.9, 0.99))}, 1, "settings"),
+    "weight decay": ({"optimizer": functools.partial(ADAMW, weight_decay=0.1)}, 1, "settings"),
+    "betas": ({"optimizer": functools.partial(ADAMW, betas=(0.9, 0.99))}, 1, "settings"),
     "optimizer": ({"optimizer": functools.partial(torch.optim.SGD, lr=0.02)}, 1, "settings"),
     "augmentation": ({"dataset": {"noise": 1e-3}}, 1, "batch"),
     "a number drawn": ({"at": (15, draw)}, 15, "generators"),
@@ -86,9 +84,166 @@ def test_a_planted_difference_is_found(name: str, run_a: Path, tmp_path: Path) -
     callbacks, arguments = with_action(**changes)
     train(tmp_path, *callbacks, **arguments)
     found = diff(run_a, tmp_path, make, functools.partial(made, changes))
-    print(found)
     assert found.parting == (update, part)
     assert found.is_reproduced == (True, True)
-    assert not found.is_equal
+    assert found.first_update is not None
+    assert found.to_json()["is_equal"] is False
     assert found.equal_state == (update - 1) // 6 * 6 or (found.equal_state is None and update <= 6)
     json.dumps(found.to_json())
+    assert f"The runs part in update {update}: " in str(found)
+
+
+def test_clipping_parts_runs_in_the_first_update_in_which_it_bites(tmp_path: Path) -> None:
+    limits = {"a": 100.0, "b": 0.0}
+    trainer, _ = train(tmp_path / "a", gradient_clip_norm=limits["a"])
+    norms = [record.gradient_norm or 0.0 for record in trainer.run_history.step_records]
+    update = norms.index(max(norms[3:])) + 1
+    limits["b"] = max(norms[: update - 1]) * 0.5 + max(norms[3:]) * 0.5
+    expected = next(number for number, norm in enumerate(norms, start=1) if norm > limits["b"])
+    train(tmp_path / "b", gradient_clip_norm=limits["b"])
+    makes = [functools.partial(make, gradient_clip_norm=limit) for limit in limits.values()]
+    found = diff(tmp_path / "a", tmp_path / "b", *makes)
+    assert found.parting == (expected, "weights_after")
+    assert found.settings["gradient_clip_norm"] == (100.0, limits["b"])
+
+
+def test_the_same_rows_in_more_batches_part_in_the_rounding_of_gradients(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"has_norm": False, "dropout": 0.0, "is_evaluated": False}
+    cut: dict[str, Any] = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2}
+    train(tmp_path / "a", **plain)
+    train(tmp_path / "b", **plain, **cut)
+    makes = functools.partial(make, **plain), functools.partial(make, **plain, **cut)
+    found = diff(tmp_path / "a", tmp_path / "b", *makes)
+    assert found.parting is not None
+    assert found.parting.part == "gradients"
+    assert found.parted is not None
+    assert found.parted[0].rows == found.parted[1].rows
+    assert [len(each.losses) for each in found.parted] == [1, 2]
+    assert found.settings["gradient_accumulation_steps"] == (1, 2)
+    assert 0 < max(part.distance for part in found.parts) < 1e-12
+
+
+# ------------------------------------------------------------------------------------------------------ runs are equal
+
+
+class Interrupt(TrainerCallback):
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == 15:
+            raise StopTrainingError
+
+
+@pytest.mark.parametrize("kind", ["again", "other states", "interrupted", "other callbacks"])
+def test_equal_runs_are_equal(kind: str, run_a: Path, tmp_path: Path) -> None:
+    torch.rand(5)  # what the process did before does not matter
+    if kind == "interrupted":
+        train(tmp_path, Interrupt(), every=4)
+        train(tmp_path, every=4, resume=True)
+    elif kind == "other callbacks":
+        train(tmp_path, EarlyStoppingCallback(20), ModelEmaCallback(0.9, save_path=tmp_path / "ema.pt"))
+    else:
+        train(tmp_path, every=4 if kind == "other states" else 6)
+    found = diff(run_a, tmp_path, make)
+    assert found.first_update is None, found
+    assert found.updates == (24, 24)
+    assert found.is_reproduced is None  # nothing had to be trained again
+    assert str(found).startswith("The runs are equal")
+    assert found.settings == {}
+
+
+@pytest.mark.processes
+def test_workers_change_nothing(run_a: Path, tmp_path: Path) -> None:
+    train(tmp_path, train_dataloader_kwargs={"num_workers": 1})
+    found = diff(run_a, tmp_path)
+    assert found.first_update is None, found
+    assert found.settings["train_dl_kwargs.num_workers"] == (None, 1)
+
+
+def test_callbacks_that_keep_paths_and_times_may_write_elsewhere(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        callbacks = [ReportCallback(tmp_path / name / "report.html"), EarlyStoppingCallback(20)]
+        train(tmp_path / name / "states", *callbacks, ModelEmaCallback(0.9, save_path=tmp_path / name / "ema.pt"))
+    found = diff(tmp_path / "a", tmp_path / "b")  # pages, and states in the folders beside them
+    assert found.first_update is None, found
+    assert found.settings == {}
+    train(tmp_path / "c" / "states", ReportCallback(tmp_path / "c" / "report.html"), optimizer=torch.optim.SGD)
+    settings = diff(tmp_path / "a", tmp_path / "c").settings
+    assert settings["model.optimizer"] == ("AdamW", "SGD")
+
+
+def test_runs_of_other_lengths_are_equal_as_far_as_both_go(run_a: Path, tmp_path: Path) -> None:
+    train(tmp_path, Interrupt())
+    found = diff(run_a, tmp_path)
+    assert found.first_update is None
+    assert found.updates == (24, 15)
+    assert "up to update 15, where one ends" in str(found)
+
+
+# -------------------------------------------------------------------------------- what the code as it is now would give
+
+
+def test_the_code_as_it_is_now_gives_one_of_both_or_neither(run_a: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"at": (10, functools.partial(add, 1e-9))}
+    callbacks, _ = with_action(**changes)
+    train(tmp_path, *callbacks)
+    found = diff(run_a, tmp_path, make)
+    assert (found.parting, found.is_reproduced, found.first_update) == (None, (True, False), 10)
+    assert "gives only A as it was saved" in str(found)
+    found = diff(run_a, tmp_path, make_b=functools.partial(made, changes))
+    assert found.is_reproduced == (False, True)
+    assert "gives only B as it was saved" in str(found)
+    found = diff(run_a, tmp_path, functools.partial(make, dropout=0.5))
+    assert found.is_reproduced == (False, False)
+    assert "gives neither as it was saved" in str(found)
+
+
+def test_training_again_leaves_everything_as_it_was(run_a: Path, tmp_path: Path) -> None:
+    train(tmp_path, dropout=0.3)
+    before = {path: path.read_bytes() for folder in (run_a, tmp_path) for path in folder.rglob("*") if path.is_file()}
+    generators = torch.get_rng_state()
+    diff(run_a, tmp_path, make)
+    after = {path: path.read_bytes() for folder in (run_a, tmp_path) for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+    assert torch.equal(torch.get_rng_state(), generators)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_folders_without_the_states_of_one_run_are_refused(run_a: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"There are no training states in"):
+        diff(run_a, tmp_path)
+    for name in ("one", "two"):
+        train(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=r"of several runs: one, two\. Give the folder of one"):
+        diff(tmp_path, run_a)
+    with pytest.raises(ConfigurationError, match=r"There are no training states in .*gone"):
+        diff(run_a, tmp_path / "gone")
+
+
+SCRIPT = """
+from tests.proving.runs import make
+
+
+def make_run(dropout=0.2):
+    return make(dropout=dropout)
+"""
+
+
+def test_the_command_says_it_with_its_exit_code(
+    run_a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script_of_diff.py"
+    script.write_text(SCRIPT)
+    train(tmp_path / "again")
+    train(tmp_path / "other", dropout=0.3)
+    assert run_tool("diff", run_a, tmp_path / "again") == 0
+    assert "The runs are equal" in capsys.readouterr().out
+    places = ("--run", f"{script}:make_run", "--run-b", f"{script}:make_run(dropout=0.3)")
+    assert run_tool("diff", run_a, tmp_path / "other", *places) == 1
+    assert "The runs part in update 1: the loss" in capsys.readouterr().out
+    assert run_tool("diff", run_a, tmp_path / "other") == 1
+    assert run_tool("diff", run_a, tmp_path / "gone") == 2
+    assert run_tool("replay", run_a, 9, "--run", f"{script}:make_run") == 0
+    assert "Update 9, in epoch 2, 3 updates from" in capsys.readouterr().out
+    assert run_tool("replay", run_a, 0, "--run", f"{script}:make_run") == 2
+    assert run_tool("replay", run_a, 9, "--run", f"{script}:gone") == 2

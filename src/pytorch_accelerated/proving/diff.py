@@ -6,7 +6,6 @@ All is compared to the bit, except for what says how long something took, where 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.checkpointing.layout import SHARDS_NAME
+from pytorch_accelerated.checkpointing.policy import read_run_history
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
 from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.errors import ConfigurationError
@@ -27,24 +26,20 @@ from pytorch_accelerated.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.tracking.history import RunHistory
 
 MakeRun = Callable[[], "tuple[Trainer, Mapping[str, Any]]"]
 Position = tuple[int, int, int]  # updates, epochs, samples in the epoch
-Records = dict[tuple[int, int], dict[str, Any]]  # by a place that ends with an update
+Records = dict[tuple[str, int, int], dict[str, Any]]  # by kind, where they begin, and the last update
 
 _STEP_FIELDS = ("samples", "train_loss", "learning_rates", "gradient_norm")
 _TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
+_NOT_COMPARED = ("run", "extra")  # parts of states with times, and with entries of the user's own
 _PLACES = ("host", "folder")  # in the environment of a run
-_WEIGHTS = "the weights"
-_WORDS = {
-    "model": _WEIGHTS,
-    "training_weights": _WEIGHTS,
-    "optimizer": "the optimizer",
-    "scheduler": "the schedule",
-    "scaler": "the gradient scaler",
-}
-_MOST_SHOWN = 4
-_MOST_CHARACTERS = 40
+_WEIGHTS = {"model", "training_weights", "held"}  # parts of states
+_WORDS = {"model": "the weights", "training_weights": "the weights", "held": "what else the trainer holds"}
+_WORDS |= {"optimizer": "the optimizer", "scheduler": "the schedule", "scaler": "the gradient scaler"}
+_MOST_SHOWN, _MOST_CHARACTERS = 4, 40
 
 
 class RecordDifference(NamedTuple):
@@ -62,18 +57,15 @@ class RecordDifference(NamedTuple):
     a: Any
     b: Any
 
-    def __str__(self) -> str:
-        return f"{self.name} of update {self.update}: {self.a} against {self.b}"
-
 
 class PartDifference(NamedTuple):
-    """What differs between two training states in one thing.
+    """What differs between two training states in one of their parts.
 
     Attributes:
-        part: what it is, in words.
-        names: of the values that differ in it.
-        size: how many values it has.
-        distance: the largest difference between two numbers; NaN if there is none, or not of the same shape.
+        part: its name in the state, such as "model", "optimizer" or, for the generators of a process, "rank_0".
+        names: of the values that differ.
+        size: how many values the part has.
+        distance: the largest difference between two numbers in tensors of one shape; 0 if there are none.
     """
 
     part: str
@@ -82,12 +74,9 @@ class PartDifference(NamedTuple):
     distance: float
 
     def __str__(self) -> str:
-        if self.part.startswith("the generators"):
-            return self.part
-        more = f" and {len(self.names) - _MOST_SHOWN} more" if len(self.names) > _MOST_SHOWN else ""
-        distance = "" if math.isnan(self.distance) else f", up to {self.distance:.2g} apart"
-        names = ", ".join(self.names[:_MOST_SHOWN])
-        return f"{self.part}: {len(self.names)} of {self.size} values ({names}{more}){distance}"
+        distance = f", up to {self.distance:.2g} apart" if self.distance else ""
+        names = f"{', '.join(self.names[:_MOST_SHOWN])}{', ...' * (len(self.names) > _MOST_SHOWN)}"
+        return f"{_WORDS.get(self.part, self.part)}: {len(self.names)} of {self.size} values ({names}){distance}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -97,8 +86,8 @@ class RunDifference:
     Attributes:
         a: the first run.
         b: the second run.
-        settings: what the runs were given, and in what environment, by name: a pair of values where they differ.
-        updates: how far each was saved or recorded.
+        settings: what the runs were given, by name: a pair of values where they differ.
+        updates: how far each was saved.
         step: the first difference in the step records; None if there is none.
         metric: the first difference in the metrics; None if there is none.
         equal_state: the update of the last state before any difference; None if there is none.
@@ -115,68 +104,62 @@ class RunDifference:
     b: Path
     settings: dict[str, tuple[Any, Any]]
     updates: tuple[int, int]
-    step: RecordDifference | None = None
-    metric: RecordDifference | None = None
-    equal_state: int | None = None
-    differing_state: int | None = None
-    parts: list[PartDifference] = dataclasses.field(default_factory=list)
+    step: RecordDifference | None
+    metric: RecordDifference | None
+    equal_state: int | None
+    differing_state: int | None
+    parts: list[PartDifference]
     trained_from: int | None = None
     parting: Parting | None = None
     parted: tuple[UpdateTrace, UpdateTrace] | None = None
     is_reproduced: tuple[bool, bool] | None = None
 
     @property
-    def is_equal(self) -> bool:
-        """Whether no record and no state differs in the updates that both have. Settings may differ."""
-        return self.step is None and self.metric is None and self.differing_state is None
+    def first_update(self) -> int | None:
+        """The first update that is known to differ from what is on disk; None if the runs are equal.
+
+        Runs are equal if no record and no state differs in the updates that both have; settings may differ.
+        """
+        records = [each.update for each in (self.step, self.metric) if each is not None]
+        return min([*records, *([] if self.differing_state is None else [self.differing_state])], default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("step", "metric", "parting"):
             values[name] = values[name] and values[name]._asdict()
-        values |= {"a": str(self.a), "b": str(self.b), "parts": [each._asdict() for each in self.parts]}
-        values |= {"parted": self.parted and [each._asdict() for each in self.parted]}
-        return {"is_equal": self.is_equal, **values}
+        for name in ("parts", "parted"):
+            values[name] = values[name] and [each._asdict() for each in values[name]]
+        return {**values, "a": str(self.a), "b": str(self.b), "is_equal": self.first_update is None}
 
     def __repr__(self) -> str:
         lines = [self._verdict(), f"  A  {self.a}", f"  B  {self.b}"]
         rows = [(f"    {name}", _short(a), _short(b)) for name, (a, b) in self.settings.items()]
-        lines += ["  What they were given, where it differs:", *aligned(rows)] if rows else []
-        firsts = [("step record", self.step), ("metric", self.metric)]
-        lines += [f"  The first {what} that differs: {first}" for what, first in firsts if first is not None]
-        equal = "" if self.equal_state is None else f"equal after update {self.equal_state}"
+        lines += ["  Settings that differ:", *aligned(rows)] if rows else []
+        for title, first in (("step record", self.step), ("metric", self.metric)):
+            if first is not None:
+                lines.append(f"  First {title}: {first.name} after update {first.update} is {first.a} and {first.b}")
         if self.differing_state is not None:
-            lines += [f"  States: {equal}{', ' * bool(equal)}different after update {self.differing_state}:"]
+            lines.append(f"  First state: after update {self.differing_state}, in")
             lines += [f"    {part}" for part in self.parts]
-        elif equal:
-            lines += [f"  States: {equal}"]
-        return "\n".join([*lines, *self._words_of_training()])
-
-    def _verdict(self) -> str:
-        if self.is_equal:
-            end = min(self.updates)
-            further = "" if end == max(self.updates) else f", where {'AB'[self.updates.index(end)]} ends"
-            return f"The runs are equal up to update {end}{further}"
-        if self.parting is not None:
-            return f"The runs part in update {self.parting.update}: {PARTS[self.parting.part]}"
-        known = [first.update for first in (self.step, self.metric) if first is not None]
-        known += [] if self.differing_state is None else [self.differing_state]
-        after = "" if self.equal_state is None else f", and after update {self.equal_state}"
-        return f"The runs part in update {min(known)} at the latest{after}"
-
-    def _words_of_training(self) -> Iterator[str]:
         if self.is_reproduced is None:
-            return
-        start = f"from update {self.trained_from}" if self.trained_from else "from the beginning"
-        result = "they do not part" if self.parting is None else f"they part in {self.parting}"
-        yield f"  Trained again {start}, {result}"
-        if self.parted is not None:
-            yield from (f"    {name}  {_words_of_update(each)}" for name, each in zip("AB", self.parted, strict=True))
+            return "\n".join(lines)
+        lines.append(f"  Trained again from update {self.trained_from}: {self.parting or 'they do not part'}")
+        for name, update in zip("AB", self.parted or (), strict=False):
+            rows_of_update = [] if update.rows is None else list(update.rows)
+            lines.append(f"    {name}  loss {', '.join(update.losses)} of the rows {_short(rows_of_update)}")
         given = [name for name, is_same in zip("AB", self.is_reproduced, strict=True) if is_same]
         if len(given) < 2:
-            other = "" if not given else f", not {'B' if given == ['A'] else 'A'}"
-            yield f"  The code as it is now gives {given[0] if given else 'neither A nor B'}{other} as it was recorded"
+            lines.append(f"  The code as it is now gives {f'only {given[0]}' if given else 'neither'} as it was saved.")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        end = min(self.updates)
+        if self.parting is not None:
+            return f"The runs part in update {self.parting.update}: {PARTS[self.parting.part]}"
+        if self.first_update is not None:
+            return f"The runs part in update {self.first_update}, or after update {self.equal_state or 0}"
+        return f"The runs are equal{f' up to update {end}, where one ends' * (end < max(self.updates))}"
 
 
 def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: MakeRun | None = None) -> RunDifference:
@@ -186,7 +169,7 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
     update in which they part is named, with what parted in it. Nothing is written. Must be called by all ranks.
 
     Args:
-        a: the folder of a run: of its training states, or one with its report page, its states, or both.
+        a: the folder of a run: of its training states, or one with its report page and the folder of its states.
         b: that of another run.
         make_a: returns a new trainer and the arguments of `train` of the first run, as its script makes them.
         make_b: the same for the second run; default: `make_a`, to see which of the two the code as it is now gives.
@@ -195,42 +178,44 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         What was found; print it.
 
     Raises:
-        ConfigurationError: if there is nothing to compare.
-        RunFileError: if a page or a history is damaged.
+        ConfigurationError: if there are no training states.
+        RunFileError: if a page is damaged.
     """
     one, other = sides = _Run(Path(a)), _Run(Path(b))
-    common = [position for position in one.states if position in other.states]
-    if not (common or one.steps.keys() & other.steps.keys() or one.metrics.keys() & other.metrics.keys()):
-        raise ConfigurationError(
-            f"{a} and {b} have no records and no training states of the same updates, so there is nothing to compare. "
-            "Give folders with training states, or with pages of ReportCallback."
-        )
-    found: dict[str, Any] = {
-        "step": _first_difference(one.steps, other.steps),
-        "metric": _first_difference(one.metrics, other.metrics),
-    }
-    firsts = [each.update for each in found.values() if each is not None]
     equal: list[Position] = []
-    for position in common:
+    parts: list[PartDifference] = []
+    for position in (each for each in one.states if each in other.states):
         parts = list(_differences(one.states[position], other.states[position]))
         if parts:
-            found |= {"differing_state": position[0], "parts": parts}
-            firsts.append(position[0])
             break
         equal.append(position)
-    before = [position for position in equal if position[0] < min(firsts, default=math.inf)]
-    found |= {"equal_state": before[-1][0] if before else None, "settings": _differing(one.settings, other.settings)}
-    make_a, make_b = make_a or make_b, make_b or make_a
-    if make_a is not None and make_b is not None and firsts:
-        start = before[-1] if before else None
-        (first, is_first), (second, is_second) = (
-            _trained(side, make, start, min(firsts)) for side, make in zip(sides, (make_a, make_b), strict=True)
-        )
-        parting = first_parting(first.values(), second.values())
-        parted = None if parting is None else (first[parting.update], second[parting.update])
-        found |= {"trained_from": start[0] if start else 0, "is_reproduced": (is_first, is_second)}
-        found |= {"parting": parting, "parted": parted}
-    return RunDifference(Path(a), Path(b), updates=(one.updates, other.updates), **found)
+    found = RunDifference(
+        a=Path(a),
+        b=Path(b),
+        settings=_differing(one.settings, other.settings),
+        updates=(one.updates, other.updates),
+        step=_first_difference(one.records, other.records, "step"),
+        metric=_first_difference(one.records, other.records, "metric"),
+        equal_state=None,
+        differing_state=position[0] if parts else None,
+        parts=parts,
+    )
+    first = found.first_update
+    before = [each for each in equal if first is None or each[0] < first]
+    start = before[-1] if before else None
+    found = dataclasses.replace(found, equal_state=None if start is None else start[0])
+    makes = [make or make_a or make_b for make in (make_a, make_b)]
+    if first is None or None in makes:
+        return found
+    (a_again, gives_a), (b_again, gives_b) = [
+        _trained(side, make, start, first) for side, make in zip(sides, makes, strict=True) if make is not None
+    ]
+    parting = first_parting(a_again.values(), b_again.values())
+    parted = None if parting is None else (a_again[parting.update], b_again[parting.update])
+    trained_from, is_reproduced = found.equal_state or 0, (gives_a, gives_b)
+    return dataclasses.replace(
+        found, trained_from=trained_from, parting=parting, parted=parted, is_reproduced=is_reproduced
+    )
 
 
 class _Run:
@@ -238,77 +223,60 @@ class _Run:
 
     Attributes:
         states: its training states by their position, in order.
-        steps: values of the step records by their first and last update.
-        metrics: values by epoch and update.
+        updates: how far it was saved.
+        records: values of the step records and metrics.
         settings: what the run was given, in groups, which are empty if they are unknown.
-        updates: how far it went.
     """
 
     def __init__(self, place: Path) -> None:
-        if not place.exists():
-            raise ConfigurationError(f"There is no run {place}. Check the path.")
-        self.states, facts = _states_of(place)
-        newest = list(self.states.values())[-1:]
-        pages = [place] if place.is_file() else sorted(place.glob("*.html"))
-        if not (newest or pages):
-            raise ConfigurationError(f"There are no training states and no page of a run in {place}. Check the path.")
-        reading = require("pytorch_accelerated.report.reading", needed_by="`diff`")
-        page = reading.read_run(pages[0]).to_json() if pages else {}
-        contents = reading.read_run(newest[0]).to_json() if newest else page
-        self.steps, self.metrics = _steps_of(contents), _metrics_of(contents)
-        places = [position[0] for position in self.states]
-        self.updates = max([*places, *(place[-1] for place in (*self.steps, *self.metrics))], default=0)
-        config = read_state(newest[0], ["run"])[1]["run"].get("config") if newest else page["config"]
-        environment = page.get("environment", {})
+        folders = [place, *sorted(place.glob("*/"))]
+        found = [folder for folder in folders if any("updates" in facts for _, facts in states_in(folder))]
+        if not found:
+            raise ConfigurationError(
+                f"There are no training states in {place}. Check the path; SaveTrainingStateCallback writes them."
+            )
+        if place not in found and len(found) > 1:
+            names = ", ".join(folder.name for folder in found)
+            raise ConfigurationError(f"{place} has training states of several runs: {names}. Give the folder of one.")
+        saved = [(folder, facts) for folder, facts in states_in(found[0]) if "updates" in facts]
+        by_position = {
+            (facts["updates"], facts["epochs"], facts["samples_in_epoch"]): folder for folder, facts in saved
+        }
+        self.states = {position: by_position[position] for position in sorted(by_position)}
+        newest, facts = saved[-1]
+        self.updates = max(self.states)[0]
+        self.records = _records_of(read_run_history(newest))
+        config = read_state(newest, ["run"])[1]["run"].get("config") or {}
+        pages = sorted(place.glob("*.html"))
+        page: Any = None
+        if pages:
+            page = require("pytorch_accelerated.report.reading", needed_by="The page of a run").read_run(pages[0])
+        environment = page.environment if page else {}
         self.settings = {
-            "config": {name: facts[name] for name in ("seed", "ranks") if name in facts} | (config or {}),
-            "data": {**facts.get("data", {}), **facts.get("evaluation_sets", {})},
-            "model": page.get("model", {}),
+            "": {"seed": facts["seed"], "ranks": facts["ranks"], **config},
+            "data": facts.get("data", {}),
+            "model": page.model if page else {},
             "environment": {name: value for name, value in environment.items() if name not in _PLACES},
         }
 
 
-def _states_of(place: Path) -> tuple[dict[Position, Path], dict[str, Any]]:
-    """The training states of a run, in its folder or in one of the folders there, and the facts of the newest one."""
-    inside = [] if place.is_file() else [place, *sorted(each for each in place.iterdir() if each.is_dir())]
-    found = {
-        folder: saved for folder in inside if (saved := [each for each in states_in(folder) if "updates" in each[1]])
-    }
-    states = found.get(place, [])
-    if not states and len(found) > 1:
-        raise ConfigurationError(
-            f"{place} has training states in {' and '.join(each.name for each in found)}. Give the folder of one run."
-        )
-    states = states or next(iter(found.values()), [])
-    by_position = {
-        (facts["updates"], facts["epochs"], facts["samples_in_epoch"]): (folder, facts) for folder, facts in states
-    }
-    ordered = {position: by_position[position] for position in sorted(by_position)}
-    newest = list(ordered.values())[-1:]
-    return {position: folder for position, (folder, _) in ordered.items()}, newest[0][1] if newest else {}
-
-
-def _steps_of(contents: Mapping[str, Any]) -> Records:
-    columns = contents["steps"]
-    ends, by_group = columns["update"], columns["learning_rates"]
-    columns = {**columns, "learning_rates": list(zip(*by_group, strict=True)) if by_group else [()] * len(ends)}
-    places = zip([0, *ends], ends, strict=False)
-    return {place: {name: columns[name][row] for name in _STEP_FIELDS} for row, place in enumerate(places)}
-
-
-def _metrics_of(contents: Mapping[str, Any]) -> Records:
+def _records_of(history: RunHistory) -> Records:
     found: Records = {}
-    for metric in contents["metrics"]:
-        if not _TIMES.search(metric["name"]):
-            for epoch, update, value in zip(metric["epoch"], metric["update"], metric["value"], strict=True):
-                found.setdefault((epoch, update), {})[metric["name"]] = value
+    start = 0
+    for step in history.step_records:
+        found["step", start, step.update] = {name: getattr(step, name) for name in _STEP_FIELDS}
+        start = step.update
+    for metric in history.records:
+        if metric.is_scalar and not _TIMES.search(metric.name):
+            found.setdefault(("metric", metric.epoch, metric.update), {})[metric.name] = metric.value
     return found
 
 
-def _first_difference(one: Records, other: Records) -> RecordDifference | None:
-    for place in sorted(one.keys() & other.keys(), key=lambda place: place[-1]):
-        for name in one[place]:
-            a, b = one[place][name], other[place].get(name)
+def _first_difference(one: Records, other: Records, kind: str) -> RecordDifference | None:
+    places = sorted((place for place in one.keys() & other.keys() if place[0] == kind), key=lambda place: place[-1])
+    for place in places:
+        for name, a in one[place].items():
+            b = other[place].get(name)
             if None not in (a, b) and repr(a) != repr(b):  # None: not measured
                 return RecordDifference(place[-1], name, a, b)
     return None
@@ -317,94 +285,71 @@ def _first_difference(one: Records, other: Records) -> RecordDifference | None:
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs in the groups of settings that both have, by name."""
     known = [group for group in one if one[group] and other[group]]
-    a, b = (
-        {_plain(path): value for path, value in leaves_by_path({group: side[group] for group in known}).items()}
-        for side in (one, other)
-    )
+    a, b = (_by_name({group: side[group] for group in known}) for side in (one, other))
     return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
 
 
-def _plain(path: str) -> str:
-    """A path without brackets: ``['model']['0.weight']`` becomes ``model.0.weight``."""
-    return re.sub(r"\['?(.*?)'?\]", r".\1", path).removeprefix(".")
+def _by_name(tree: Any) -> dict[str, Any]:
+    """Leaves by paths without brackets: ``['optimizer']['state'][0]`` becomes ``optimizer.state.0``."""
+    return {re.sub(r"\['?(.*?)'?\]", r".\1", path).lstrip("."): leaf for path, leaf in leaves_by_path(tree).items()}
 
 
 def _differences(a: Path, b: Path) -> Iterator[PartDifference]:
-    """What differs between two training states. Of parts whose checksums are the same, nothing is read."""
+    """What differs between two training states. Nothing is read of parts whose files have the same checksums."""
     manifests = read_manifest(a), read_manifest(b)
-    sums, others = ({entry.name: entry.sha256 for entry in manifest.files} for manifest in manifests)
-    has_shards = SHARDS_NAME in sums or SHARDS_NAME in others
-    names = [
-        name for name in part_names(manifests[0]) if name in part_names(manifests[1]) and name not in ("run", "extra")
-    ]
-    files = {name: (f"{name}.json", f"{name}.safetensors") for name in names}
-    changed = [name for name in names if has_shards or any(sums[file] != others[file] for file in files[name])]
-    things, things_of_other = (dict(_things_in(read_state(folder, changed)[1])) for folder in (a, b))
-    for thing, value in things.items():
-        if thing in things_of_other:
-            values, values_of_other = leaves_by_path(value), leaves_by_path(things_of_other[thing])
-            both = [(path, values.get(path), values_of_other.get(path)) for path in {**values, **values_of_other}]
-            pairs = {path: (x, y) for path, x, y in both if digest(x) != digest(y)}
-            if pairs:
-                distance = max((_distance(*pair) for pair in pairs.values()), default=math.nan)
-                yield PartDifference(thing, [_plain(path) for path in pairs], len(both), distance)
+    entries, others = ({(entry.name, entry.sha256) for entry in manifest.files} for manifest in manifests)
+    changed = {name.partition(".")[0] for name, _ in entries ^ others}
+    names = [name for name in part_names(manifests[0]) if name in part_names(manifests[1])]
+    are_pieces = any(name.startswith("shard") for name in changed)
+    chosen = [name for name in names if name not in _NOT_COMPARED and (are_pieces or name in changed)]
+    parts, parts_of_other = (read_state(folder, chosen)[1] for folder in (a, b))
+    for name in chosen:
+        one, other = _compared(name, parts[name]), _compared(name, parts_of_other[name])
+        paths = [path for path in {**one, **other} if name != "callbacks" or (path in one and path in other)]
+        pairs = {path: (one.get(path), other.get(path)) for path in paths}
+        differing = {path: pair for path, pair in pairs.items() if digest(pair[0]) != digest(pair[1])}
+        if differing:
+            yield PartDifference(name, list(differing), len(pairs), max(map(_distance, differing.values())))
 
 
-def _things_in(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is compared in the parts of a state, by what it is called."""
-    for name, value in parts.items():
-        if name.startswith("rank_"):
-            rank = "" if name == "rank_0" else f" of {name.replace('_', ' ')}"
-            yield f"the generators{rank}", value["generators"]
-            yield f"the position in the stream{rank}", value["stream"]
-        elif name == "callbacks":  # text says where they write, and a report is one text
-            for key, state in value.items():
-                kept_values = {path: each for path, each in leaves_by_path(state).items() if not isinstance(each, str)}
-                yield f"{re.sub(r'[^(]*[/]', '', key)}", {} if "['page']" in kept_values else kept_values
-        elif name == "held":
-            yield from ((f"`{path}` of the trainer", state) for path, state in value.items())
-        else:
-            yield _WORDS[name], value
+def _compared(part: str, value: Any) -> dict[str, Any]:
+    """What is compared in a part of a state, by name."""
+    if part.startswith("rank_"):  # sums of losses depend on when they were read
+        return _by_name({name: value[name] for name in ("generators", "stream")})
+    if part == "callbacks":  # their text says where they write; the page of a report is one text
+        value = {re.sub(r"[^(]*/", "", key): state for key, state in value.items() if "page" not in state}
+        return {name: leaf for name, leaf in _by_name(value).items() if not isinstance(leaf, str)}
+    return _by_name(value)
 
 
-def _distance(one: Any, other: Any) -> float:
-    if not all(isinstance(each, (torch.Tensor, int, float)) for each in (one, other)):
-        return math.nan
-    a, b = torch.as_tensor(one), torch.as_tensor(other)
-    if a.shape != b.shape or a.is_complex() or not a.numel():
-        return math.nan
-    return float((a.double() - b.double()).abs().max())
+def _distance(pair: tuple[Any, Any]) -> float:
+    one, other = pair
+    is_measured = all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in pair)
+    return float((one - other).abs().max()) if is_measured and one.shape == other.shape else 0.0
 
 
-def _trained(side: _Run, make: MakeRun, start: Position | None, limit: int) -> tuple[dict[int, UpdateTrace], bool]:
-    """The updates of a run that is trained again, to the one after `limit`, and whether that gave what is on disk."""
-    trace = Trace(limit + 1)
+def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tuple[dict[int, UpdateTrace], bool]:
+    """The updates of a run that is trained again, to the one after `last`, and whether `last` gave what is on disk."""
+    trace = Trace(last + 1)
     with kept() as before:
         before.generators()  # so that the other run is made as this one is
         trainer, arguments = make()
         with trained_again(trainer, arguments, None if start is None else side.states[start], trace):
-            contents = require("pytorch_accelerated.report.contents", needed_by="`diff`").RunContents(name="")
-            contents.read_history(trainer.run_history)
             updates = {each.update: each for each in trace.updates}
+            records = _records_of(trainer.run_history)
     # A callback may have changed the weights between two updates, before the state was saved or after it.
-    seen = {updates[limit].weights_after} if limit in updates else set()
-    seen |= {updates[limit + 1].weights} if limit + 1 in updates else set()
-    saved = [_digest_of_weights(folder) for position, folder in side.states.items() if position[0] == limit]
-    is_same = _first_difference(side.steps, _steps_of(contents.to_json())) is None
-    return updates, is_same and limit in updates and all(each in seen for each in saved)
+    digests = {each.weights_after for each in updates.values() if each.update == last}
+    digests |= {each.weights for each in updates.values() if each.update == last + 1}
+    saved = [_digest_of_weights(folder) for position, folder in side.states.items() if position[0] == last]
+    is_same = all(_first_difference(side.records, records, kind) is None for kind in ("step", "metric"))
+    return updates, is_same and digests.issuperset(saved)
 
 
 def _digest_of_weights(folder: Path) -> str:
-    names = [name for name in part_names(read_manifest(folder)) if name == "held" or _WORDS.get(name) == _WEIGHTS]
+    names = [name for name in part_names(read_manifest(folder)) if name in _WEIGHTS]
     parts = read_state(folder, names)[1]
     held = parts.pop("held", {})
     return digest(named_weights(next(iter(parts.values()), {}), held))
-
-
-def _words_of_update(update: UpdateTrace) -> str:
-    rows = [] if update.rows is None else list(map(str, update.rows[: 2 * _MOST_SHOWN]))
-    more = f" and {len(update.rows) - len(rows)} more" if update.rows and len(update.rows) > len(rows) else ""
-    return f"{'rows ' * bool(rows)}{', '.join(rows)}{more}{'; ' * bool(rows)}loss {', '.join(update.losses)}"
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 HELP = "what makes the run: SCRIPT.py:FUNCTION, or MODULE:FUNCTION, also with arguments: 'train.py:make_run(seed=1)'"
+_folders_of_scripts: set[Path] = set()
 _EXAMPLE = """\
     def make_run():
         return Trainer(...), {"train_dataset": train_dataset, "num_epochs": 3}"""
 
 
-def make_run(place: str) -> tuple[Trainer, dict[str, Any]]:
+def make_run(place: str, without: Collection[str] = ()) -> tuple[Trainer, dict[str, Any]]:
     """A new trainer and its arguments of `train`, from the function at `place`.
 
     Args:
         place: a script or module and a function in it, separated by a colon; the arguments of a call are literals.
+        without: arguments of `train` that are left out.
 
     Raises:
         ConfigurationError: if there is no such function, or it returns something else.
@@ -44,7 +46,7 @@ def make_run(place: str) -> tuple[Trainer, dict[str, Any]]:
             f"{name} of {source} returned a {type(made).__name__}, not a trainer and a dict of the arguments of "
             f"`train`:\n{_EXAMPLE}"
         )
-    return made[0], dict(made[1])
+    return made[0], {name: value for name, value in made[1].items() if name not in without}
 
 
 def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -68,9 +70,12 @@ def _imported(source: str) -> Any:
         return importlib.import_module(source)
     if not path.is_file():
         raise ConfigurationError(f"There is no script {source}. Check the path.")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    folder = path.resolve().parent
+    # A neighbour of an earlier script may have the name of one of this script.
+    for known in [each for each in sys.modules if _folder_of(each) in _folders_of_scripts - {folder}]:
+        del sys.modules[known]
+    _folders_of_scripts.add(folder)
+    sys.path[:] = [str(folder), *(each for each in sys.path if each != str(folder))]
     name = path.stem
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
@@ -79,3 +84,10 @@ def _imported(source: str) -> Any:
     sys.modules[name] = module  # so that worker processes find the classes in it
     specification.loader.exec_module(module)
     return module
+
+
+def _folder_of(name: str) -> Path | None:
+    """The folder that has the module or package in which a module is; None for others, and for the running script."""
+    top = sys.modules.get(name.partition(".")[0])
+    places = [*getattr(top, "__path__", ()), getattr(top, "__file__", None)]
+    return None if name == "__main__" or places[0] is None else Path(places[0]).resolve().parent
