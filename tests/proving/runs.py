@@ -18,12 +18,11 @@ ADAMW = functools.partial(torch.optim.AdamW, lr=0.02)
 
 
 class Noisy(Dataset[Any]):
-    """Rows with noise, which logs the rows that it gives; a row or a label may be another one."""
+    """Rows with noise; the content of a row, or a label, may be another one."""
 
     def __init__(self, noise: float = 0.0, changed_row: int | None = None, changed_label: int | None = None) -> None:
         self.inputs, self.targets = regression_data(ROWS)
         self.noise = noise
-        self.log: list[int] = []
         if changed_row is not None:
             self.inputs[changed_row, 0] += 1e-6
         if changed_label is not None:
@@ -33,9 +32,58 @@ class Noisy(Dataset[Any]):
         return ROWS
 
     def __getitem__(self, index: int) -> Any:
-        self.log.append(index)
         noise = torch.randn(3, dtype=torch.float64)
         return self.inputs[index] + self.noise * noise, self.targets[index]
+
+
+class AsDicts(Noisy):
+    """The same rows as dicts, for a model with its own loss."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = super().__getitem__(index)
+        return {"inputs": inputs, "targets": targets}
+
+
+class OwnLoss(nn.Sequential):
+    """Takes and returns dicts."""
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> Any:  # type: ignore[override]
+        outputs = super().forward(inputs)
+        return {"loss": nn.functional.mse_loss(outputs, targets), "outputs": outputs}
+
+
+class Log(TrainerCallback):
+    """What each update was: rows, found by their targets, losses of batches, gradients, weights before and after it."""
+
+    takes_part_in_preflight = False  # nor in a replay
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self.losses: dict[int, list[float]] = {}
+        self.gradients: dict[int, dict[str, torch.Tensor]] = {}
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.weights_after: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights.setdefault(trainer.run_state.updates + 1, copies(trainer.get_model().state_dict()))
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        update = trainer.run_state.updates + 1
+        targets = batch["targets"] if isinstance(batch, dict) else batch[1]
+        found = (targets[:, None] == regression_data(ROWS)[1][None]).all(-1).nonzero()
+        self.rows.setdefault(update, []).extend(found[:, 1].tolist())
+        self.losses.setdefault(update, []).append(batch_output["loss"].item())
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        gradients = {name: each.grad for name, each in trainer.get_model().named_parameters() if each.grad is not None}
+        self.gradients[trainer.run_state.updates + 1] = copies(gradients)
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights_after[trainer.run_state.updates] = copies(trainer.get_model().state_dict())
+
+
+def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in tensors.items()}
 
 
 class At(TrainerCallback):
@@ -58,6 +106,7 @@ def make(
     optimizer: Callable[..., Any] = ADAMW,
     dataset: dict[str, Any] | None = None,
     is_evaluated: bool = True,
+    is_of_dicts: bool = False,
     **arguments: Any,
 ) -> tuple[Trainer, dict[str, Any]]:
     """A trainer with dropout and BatchNorm, and the arguments of `train`: four epochs of six updates."""
@@ -65,10 +114,17 @@ def make(
         torch.manual_seed(first_weights)
         norms = [nn.BatchNorm1d(6)] if has_norm else []
         layers = [nn.Linear(3, 6), *norms, nn.Dropout(dropout), nn.Tanh(), nn.Linear(6, 2)]
-        model = nn.Sequential(*layers).double()
-    trainer = Trainer(model, nn.MSELoss(), optimizer(model.parameters()), callbacks=callbacks, seed=seed)
+        model = (OwnLoss if is_of_dicts else nn.Sequential)(*layers).double()
+    trainer = Trainer(
+        model, None if is_of_dicts else nn.MSELoss(), optimizer(model.parameters()), callbacks=callbacks, seed=seed
+    )
     evaluated = {"eval_dataset": regression_data(7)} if is_evaluated else {}
-    given = {"train_dataset": Noisy(**dataset or {}), "num_epochs": 4, "per_device_batch_size": 8, **evaluated}
+    given = {
+        "train_dataset": (AsDicts if is_of_dicts else Noisy)(**dataset or {}),
+        "num_epochs": 4,
+        "per_device_batch_size": 8,
+        **evaluated,
+    }
     return trainer, given | arguments
 
 

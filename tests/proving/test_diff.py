@@ -12,7 +12,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, ModelEmaCallback, ReportCallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.proving import diff
-from tests.proving.runs import ADAMW, At, make, train
+from tests.proving.runs import ADAMW, At, Log, make, train
 from tests.support.tool import run_tool
 
 
@@ -25,9 +25,9 @@ def run_a(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def update_with(row: int) -> int:
     """The first update of these runs that has a row."""
-    trainer, arguments = make()
+    trainer, arguments = make(log := Log())
     trainer.train(**arguments)
-    return arguments["train_dataset"].log.index(row) // 8 + 1
+    return next(update for update, rows in log.rows.items() if row in rows)
 
 
 def add(amount: float, trainer: Trainer) -> None:
