@@ -187,7 +187,7 @@ def test_runs_are_paired_by_their_seeds_and_judged(tmp_path: Path, asked: Any, c
     assert run_tool("compare", "a", "b", "--seeds") == 0
     *left_out, sentence = capsys.readouterr().out.splitlines()
     assert sentence == (
-        "b is better than a: eval_accuracy 0.9587 against 0.945 (mean difference 0.014 ± 0.012 (95 %), 4 pairs of "
+        "b is better than a: eval_accuracy 0.9587 against 0.945 (mean difference 0.0137 ± 0.012 (95 %), 4 pairs of "
         "seeds, p = 0.035)."
     )
     assert left_out == [
