@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks import TrainerCallback, never_ends_a_run, watched_metrics
-from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.report.contents import json_value, plain_notes, spike_in_words, write_whole
 from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
@@ -36,7 +35,7 @@ class ResultCallback(TrainerCallback):
     memory, the error with its notes, alerts, and where other callbacks have saved their files.
     `docs/how_to/programs.md` has the table, and a program that drives runs with it. The time in ``updated`` is the
     heartbeat: the file is written when the run starts and ends, after each epoch, and in between every 10 seconds or 64
-    updates, whatever takes longer. A status other than "running" is final.
+    updates, whichever takes longer. A status other than "running" is final.
 
     Rank 0 writes. A resumed run continues its result. If something fails, there is one warning, and the run continues.
     Put the callback after those that record metrics and save files.
@@ -101,13 +100,8 @@ class ResultCallback(TrainerCallback):
                 text = f"{waited}, {timing.data_wait_seconds:.3g} of {timing.seconds:.3g} s"
                 self._add_alert(trainer, "slow data", text)
         self._write(trainer)
-        names = trainer.run_history.get_metric_names()
-        if self.watch_metric is not None and self.watch_metric not in names:
-            known = ", ".join(map(repr, names))
-            raise UnknownMetricError(
-                f"The watched metric is {self.watch_metric!r}, but it has no value, so the result has no best one. "
-                f"Watch one of {known}."
-            )
+        if self.watch_metric is not None:
+            trainer.run_history.get_latest_metric(self.watch_metric)
 
     def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """Note the loss."""
