@@ -118,6 +118,7 @@ class Trainer(TrainerHooks):
         overfit_batches: int | None = None,
         record_every_n_steps: int | None = None,
         detect_anomaly: bool = False,
+        leave_out: Mapping[str, Sequence[int]] | None = None,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -170,6 +171,9 @@ class Trainer(TrainerHooks):
             detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
                 is an error; a warning of torch's shows the line of the forward pass. Much slower: for finding a
                 mistake.
+            leave_out: training data to pass over: ``{"rows": [...]}``, indices in the dataset that no update uses any
+                more, ``{"updates": [...]}``, updates whose samples are passed over, or both. With `resume_from` from
+                that state on. The run equals one whose order never had them. Later states keep it.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -197,6 +201,7 @@ class Trainer(TrainerHooks):
             overfit_batches=overfit_batches,
             record_every_n_steps=record_every_n_steps,
             detect_anomaly=detect_anomaly,
+            leave_out=leave_out,
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
@@ -549,6 +554,46 @@ class Trainer(TrainerHooks):
         checks.refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
         room = require("pytorch_accelerated.looking.summary", needed_by="`summary`")
         return room.summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)  # type: ignore[no-any-return]
+
+    def rows_of(
+        self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any
+    ) -> list[Any]:
+        """The rows of the training dataset that an update uses, over all ranks, computed without a log.
+
+        Must be called by all ranks; without arguments of `train` and without a sampler of your own, one alone may call
+        it. Within a run it changes nothing.
+
+        Args:
+            update: its number, from 1, as `RunState.updates` counts.
+            train_dataset: the training data of a run that need not exist; default: the last call of `train`.
+            num_epochs: of that run.
+            train_arguments: further arguments of `train`, those that say how to train: batch size, accumulation,
+                loaders, `resume_from`. Nothing is trained.
+
+        Returns:
+            Indices in the dataset, in the order of the epoch; keys, if a sampler of your own yields others.
+
+        Raises:
+            ConfigurationError: if the run has no such update, if its order depends on a seed that is not known, or if
+                the data is a stream.
+        """
+        room = require("pytorch_accelerated.looking.rows", needed_by="`rows_of`")
+        plan = room.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
+        return plan.rows_of(update)  # type: ignore[no-any-return]
+
+    def updates_of(
+        self, row: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any
+    ) -> list[int]:
+        """The numbers of the updates that use a row of the training dataset, up to the planned end of the run.
+
+        For the other arguments, and who must call it, see `rows_of`.
+
+        Args:
+            row: its index in the dataset.
+        """
+        room = require("pytorch_accelerated.looking.rows", needed_by="`updates_of`")
+        plan = room.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
+        return plan.updates_of(row)  # type: ignore[no-any-return]
 
     def find_lr(
         self,

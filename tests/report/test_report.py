@@ -481,6 +481,9 @@ def test_spikes_and_warnings_are_among_the_events(tmp_path):
     page = tmp_path / "run.html"
     with pytest.warns(UserWarning, match="the user's own"):
         train(trainer_with(Strange(), ReportCallback(page)), 1)
-    events = [(event["update"], event["what"], event["text"]) for event in run_on_page(page)["events"]]
-    assert (7, "loss spike", "9, where the median was 2; training samples 3, 5") in events
+    found = run_on_page(page)["events"]
+    events = [(event["update"], event["what"], event["text"]) for event in found]
+    assert (7, "loss spike", "9, where the median was 2") in events
+    (spike,) = [event for event in found if event["what"] == "loss spike"]
+    assert (spike["rows"], spike["number_of_rows"]) == ([3, 5], 2)
     assert (10, "warning", "UserWarning: the user's own") in events

@@ -115,6 +115,8 @@ def save_run(
         "data": data_facts(train=run.loaders.train, eval=run.loaders.eval),
         "evaluation_sets": data_facts(**run.loaders.eval_by_name),
     }
+    if run.left_out:
+        facts["left_out"] = [dataclasses.asdict(each) for each in run.left_out]
     write: Callable[..., None] = write_encoded if writer is None else writer.write
 
     def encoded() -> dict[str, Encoded]:

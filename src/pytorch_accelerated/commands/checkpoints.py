@@ -30,6 +30,7 @@ from pytorch_accelerated.checkpointing.verify import (
     tensors_of_file,
 )
 from pytorch_accelerated.commands.command import Outcome, add_command, print_line, print_table
+from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.progress.text import format_bytes, printable
 
@@ -94,6 +95,8 @@ class _Found(NamedTuple):
         """One of its facts as one line of limited length; ``?`` if unknown."""
         value = self.manifest.facts.get(name, "?")
         text = ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
+        if name == "left_out":
+            text = "; ".join(str(LeftOut(**one)) for one in value)
         shown = printable(text)
         return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 

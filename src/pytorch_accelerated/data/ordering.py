@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,10 +15,43 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from pytorch_accelerated.data.sampling import epoch_order
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import mixed_seed, with_seed
 
 _RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")
+_MOST_SHOWN = 8  # rows
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Training data that a run passes over, as plain values for training states.
+
+    Positions are those in an order that already lacks what the entries before this one leave out.
+
+    Attributes:
+        update: the update that is left out, or the first one without the rows.
+        epoch: the epoch of the data, counted from 0.
+        start: the first position in the order of that epoch.
+        stop: the position after the last one; None to go on to the end, and through all later epochs.
+        rows: the indices in the dataset that are left out there; None for every row.
+        planned_for: the epoch of the data that schedules were made for, if the run was planned without the rows: one
+            that leaves them out from its start. None for a resumed run, which keeps its schedules.
+    """
+
+    update: int
+    epoch: int
+    start: int
+    stop: int | None
+    rows: list[int] | None
+    planned_for: int | None = None
+
+    def __str__(self) -> str:
+        if self.rows is None:
+            return f"update {self.update}"
+        more = f" and {len(self.rows) - _MOST_SHOWN} more" if len(self.rows) > _MOST_SHOWN else ""
+        shown = ", ".join(map(str, self.rows[:_MOST_SHOWN]))
+        return f"{'row' if len(self.rows) == 1 else 'rows'} {shown}{more} from update {self.update} on"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +71,24 @@ class EpochOrder:
         """The number of samples."""
         return len(self.indices)
 
+    def without(self, left_out: Iterable[LeftOut], epoch: int) -> EpochOrder:
+        """The order of an epoch without what is left out of it. Batches get smaller, and empty ones vanish."""
+        indices, sizes = self.indices, self.batch_sizes
+        for each in left_out:
+            if epoch < each.epoch or (epoch > each.epoch and each.stop is not None):
+                continue
+            there = slice(each.start if epoch == each.epoch else 0, each.stop)
+            stays = torch.ones(len(indices), dtype=torch.bool)
+            stays[there] = False
+            if each.rows is not None:
+                rows = indices[there].tolist() if isinstance(indices, torch.Tensor) else indices[there]
+                gone = set(each.rows)
+                stays[there] = torch.tensor([row not in gone for row in rows], dtype=torch.bool)
+            if sizes is not None:
+                sizes = [size for size in (int(part.sum()) for part in torch.split(stays, sizes)) if size]
+            indices = _as_indices(list(itertools.compress(indices, stays.tolist())))
+        return EpochOrder(indices, sizes)
+
 
 class EpochOrders:
     """The order of each epoch of the map-style dataset of `loader`, which has a sampler or batch sampler.
@@ -55,32 +107,72 @@ class EpochOrders:
         self._seed = seed
         self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
         self.is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
-        self._sizes: EpochOrder | None = None
-        self._read_ahead: tuple[int, EpochOrder] | None = None  # an epoch and its order
+        self._is_ours = self.is_sequential or self.is_shuffled
+        self._left_out: tuple[LeftOut, ...] = ()
+        self._latest: tuple[int, EpochOrder] | None = None  # an epoch and its order, which it takes time to find out
+        self._is_ahead = False  # whether the pass of that order has not begun
 
     def of(self, epoch: int) -> EpochOrder:
-        """The order of an epoch. Must be called by all ranks."""
+        """The order of an epoch, for a pass. Must be called by all ranks."""
+        if self._is_ours and not self._left_out:
+            return self._whole(epoch)
+        # The sampler may count how often it is read: once for each pass.
+        if self._latest is None or not self._is_ahead or self._latest[0] != epoch:
+            self._latest = epoch, self._whole(epoch).without(self._left_out, epoch)
+        self._is_ahead = False
+        return self._latest[1]
+
+    def sizes(self, epoch: int, *, is_exact: bool = False) -> EpochOrder:
+        """An order with the sizes of an epoch, not always with its indices. Must be called by all ranks.
+
+        Args:
+            epoch: of the data.
+            is_exact: whether to read a sampler for that epoch; otherwise the last one that was read will do.
+        """
+        if self._is_ours and not self._left_out:
+            return EpochOrder(range(len(self._dataset)))
+        if self._latest is None or ((self._is_ours or is_exact) and self._latest[0] != epoch):
+            self._latest = epoch, self._whole(epoch).without(self._left_out, epoch)
+            self._is_ahead = True
+        return self._latest[1]
+
+    def known(self, epoch: int) -> EpochOrder | None:
+        """The order of an epoch; None if its sampler would have to be read. One rank may call it alone."""
+        if self._latest is not None and self._latest[0] == epoch:
+            return self._latest[1]
+        return self.of(epoch) if self._is_ours else None
+
+    def leave_out(self, left_out: Iterable[LeftOut]) -> None:
+        """Leave this out from now on, and nothing else.
+
+        Raises:
+            ConfigurationError: if the sampler divides the rows over the ranks itself.
+        """
+        if any(map(_is_distributed, (self._sampler, getattr(self._sampler, "sampler", None)))):
+            raise ConfigurationError(
+                f"`leave_out` got rows or updates, but the {type(self._sampler).__name__} divides the rows over the "
+                "ranks itself, into batches that would only get smaller. Pass the dataset without this sampler."
+            )
+        if self._left_out != (given := tuple(left_out)):
+            self._left_out, self._latest = given, None
+
+    def detached(self) -> EpochOrders:
+        """A copy, with a copy of the sampler, that may be read without an effect on these orders or the sampler."""
+        copied = copy.copy(self)
+        copied._is_ahead = self._latest is not None
+        if not self._is_ours:
+            shared = (self._dataset, *_generators_of(self._sampler), *_generators_of(self._batch_sampler))
+            samplers = self._sampler, self._batch_sampler
+            copied._sampler, copied._batch_sampler = copy.deepcopy(samplers, {id(part): part for part in shared})
+        return copied
+
+    def _whole(self, epoch: int) -> EpochOrder:
+        """The order of an epoch with everything."""
         if self.is_sequential:
             return EpochOrder(range(len(self._dataset)))
         if self.is_shuffled:
             return EpochOrder(epoch_order(len(self._dataset), seed=self._seed, epoch=epoch))
-        ahead, self._read_ahead = self._read_ahead, None
-        return ahead[1] if ahead is not None and ahead[0] == epoch else self._read_sampler(epoch)
-
-    def sizes(self, epoch: int) -> EpochOrder:
-        """An order with the sizes of every epoch, though not the indices of any; reads a sampler for `epoch`.
-
-        Must be called by all ranks.
-        """
-        if self._sizes is None:
-            if self.is_sequential or self.is_shuffled:
-                self._sizes = EpochOrder(range(len(self._dataset)))
-            else:
-                order = self._read_sampler(epoch)
-                # The sampler may count how often it is read, so this order is also used for the pass.
-                self._read_ahead = epoch, order
-                self._sizes = EpochOrder(range(order.size), order.batch_sizes)
-        return self._sizes
+        return self._read_sampler(epoch)
 
     def _read_sampler(self, epoch: int) -> EpochOrder:
         """The order of a user's sampler or batch sampler."""

@@ -6,17 +6,18 @@ is a pure function of (seed, epoch), so every rank knows the size of every batch
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher
-from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders
+from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
@@ -66,10 +67,28 @@ class PlannedLoader(RunLoader):
         return self._at_most(self._plan(self._orders.sizes(self._epoch)).num_batches)
 
     def indices(self, start: int, stop: int) -> list[int] | None:
-        if not (self.is_shuffled or self._orders.is_sequential):
+        order = self._orders.known(self._epoch)
+        if order is None:
             return None  # a sampler may not be read twice
-        rows = self._orders.of(self._epoch).indices[start:stop]
+        rows = order.indices[start:stop]
         return rows.tolist() if isinstance(rows, torch.Tensor) else list(rows)
+
+    def count_updates(self) -> int:
+        self._orders.sizes(self._epoch, is_exact=True)
+        return -(-self.num_batches // self._accumulation_steps)
+
+    def leave_out(self, left_out: Iterable[LeftOut]) -> None:
+        self._orders.leave_out(left_out)
+
+    def detached(self) -> PlannedLoader:
+        detached = copy.copy(self)
+        detached._orders = self._orders.detached()
+        return detached
+
+    def windows(self, start: int = 0, batches_done: int = 0) -> tuple[EpochOrder, Iterator[Window]]:
+        """The order of the epoch, and its updates; see `updates`. Must be called by all ranks."""
+        order = self._orders.of(self._epoch)
+        return order, self._plan(order).windows(start, self._batches_left(batches_done))
 
     def __len__(self) -> int:
         return self.num_batches
@@ -81,8 +100,8 @@ class PlannedLoader(RunLoader):
     def updates(
         self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
     ) -> Iterator[Update]:
-        order, left = self._orders.of(self._epoch), self._batches_left(batches_done)
-        windows, planned = itertools.tee(self._plan(order).windows(start, left))
+        order, all_windows = self.windows(start, batches_done)
+        windows, planned = itertools.tee(all_windows)
         host_batches = self._fetch(order, planned, borrows=True)
         batches = self._feed(host_batches) if count_items is None else iter(())
         weights, items = None, None

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
-from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.data.ordering import LeftOut
+from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.trees import length_of
 
@@ -242,6 +243,10 @@ class RunLoader(ABC):
         """Updates of one training pass; None if unknown."""
         return None if self.num_batches is None else -(-self.num_batches // self._accumulation_steps)
 
+    def count_updates(self) -> int | None:
+        """Updates of a training pass in the current epoch; None if unknown. Must be called by all ranks."""
+        return self.num_updates
+
     @abstractmethod
     def __len__(self) -> int:
         """Batches of this rank in one pass; a TypeError if unknown."""
@@ -253,6 +258,29 @@ class RunLoader(ABC):
     def indices(self, start: int, stop: int) -> list[int] | None:
         """The dataset's indices of the samples at these positions of the current epoch; None if unknown."""
         return None
+
+    def leave_out(self, left_out: Iterable[LeftOut]) -> None:
+        """Pass over these samples from now on, and over no others.
+
+        Raises:
+            ConfigurationError: if the rows of batches are unknown.
+        """
+        raise self._unknown_rows()
+
+    def detached(self) -> RunLoader:
+        """A copy whose epochs can be looked at without an effect on this loader or the user's sampler.
+
+        Raises:
+            ConfigurationError: if the rows of batches are unknown.
+        """
+        raise self._unknown_rows()
+
+    def _unknown_rows(self) -> ConfigurationError:
+        data = self.source if self.dataset is None else self.dataset
+        return ConfigurationError(
+            f"The rows of updates are unknown: the {type(data).__name__} is read as it comes, and its rows have no "
+            "numbers. Pass a dataset that has `__getitem__` and `__len__`."
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, counted from 0."""

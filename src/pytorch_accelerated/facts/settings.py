@@ -7,13 +7,14 @@ import functools
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 
+_SMALLEST = {"rows": 0, "updates": 1}  # numbers that `leave_out` may name
 _CHOICES = {"step_scheduler": ("update", "epoch"), "nonfinite_policy": (None, "skip", "rollback")}
 
 
@@ -44,6 +45,7 @@ class TrainSettings:
     overfit_batches: int | None = None
     record_every_n_steps: int | None = None
     detect_anomaly: bool = False
+    leave_out: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         # Numpy's numbers are accepted, but converted to Python's before they are saved and shown.
@@ -73,6 +75,8 @@ class TrainSettings:
                 raise ConfigurationError(f"`{name}` is {getattr(self, name)!r}: choose one of {words}.")
         if self.max_duration is not None:
             parse_duration(self.max_duration)
+        if self.leave_out is not None:
+            object.__setattr__(self, "leave_out", _checked_numbers(self.leave_out))
 
     def passes_over(self, updates_per_epoch: int | None) -> int:
         """How often the training data will be read, as far as that is known.
@@ -120,6 +124,20 @@ def parse_duration(duration: float | str) -> float:
         raise ConfigurationError(f"`max_duration` is {duration!r}: pass a number of seconds above 0, or 'HH:MM:SS'.")
     hours, minutes, seconds = map(int, match.groups())
     return 3600.0 * hours + 60 * minutes + seconds
+
+
+def _checked_numbers(leave_out: Any) -> dict[str, list[int]]:
+    """The sorted numbers of rows and updates in `leave_out`."""
+    named = leave_out if isinstance(leave_out, Mapping) and set(leave_out) <= _SMALLEST.keys() else {"rows": None}
+    found: dict[str, Any] = {kind: named.get(kind, ()) for kind in _SMALLEST}
+    for kind, several in found.items():
+        for number in several if isinstance(several, Iterable) else (None,):
+            if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < _SMALLEST[kind]:
+                raise ArgumentTypeError(
+                    f"`leave_out` is {leave_out!r:.80}, but whole numbers may be those of rows, from 0, or of updates, "
+                    'from 1. Pass a dict that says which: `{"rows": [...]}`, `{"updates": [...]}` or both.'
+                )
+    return {kind: sorted({int(number) for number in several}) for kind, several in found.items()}
 
 
 def _check_limit(name: str, value: Any) -> None:

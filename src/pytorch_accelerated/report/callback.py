@@ -19,6 +19,7 @@ from pytorch_accelerated.report.contents import (
     environment_facts,
     model_facts,
     plain_notes,
+    shown_rows,
     spike_in_words,
     write_page,
 )
@@ -148,6 +149,9 @@ class ReportCallback(TrainerCallback):
         resumed_from = trainer.run_context.resumed_from
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
+        left_out = trainer.run_context.left_out
+        if left_out and trainer.run_context.settings.leave_out is not None:  # else an earlier event has it
+            self._add_event(trainer, "left out", "; ".join(map(str, left_out)))
         self._write(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -218,9 +222,11 @@ class ReportCallback(TrainerCallback):
         """Note the loss."""
         self._add_event(trainer, "loss not finite", f"{metric_name}, in batch {step} of epoch {epoch}")
 
-    def on_loss_spike(self, trainer: Trainer, **spike: Any) -> None:
-        """Note the spike that a `LossSpikeCallback` has found, with its samples."""
-        self._add_event(trainer, "loss spike", spike_in_words(**spike), update=spike["last_update"])
+    def on_loss_spike(self, trainer: Trainer, *, samples: Sequence[Any] | None, **spike: Any) -> None:
+        """Note the spike that a `LossSpikeCallback` has found, with its rows."""
+        rows = {} if samples is None else {"rows": shown_rows(samples), "number_of_rows": len(samples)}
+        text = spike_in_words(samples=None, **spike)
+        self._add_event(trainer, "loss spike", text, update=spike["last_update"], **rows)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page, with the predictions of the model that is loaded."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_MAIN_METRICS = 3
 _MAX_SHOWN_SAMPLES = 64  # of a spike
+_MAX_SHOWN_ROWS = 4096  # of a spike on the page, where they are folded
 _MOST_EXACT = 2**53  # browsers round larger integers, such as seeds
 _PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
 _SECRET = r"[^\0=]*(?i:token|password|passwd|secret|api[-_]?key|credential)[^\0=]*"
@@ -62,7 +63,8 @@ class RunContents:
         best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`,
             `greater_is_better`, `is_watched`.
         epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
-        events: `time`, `epoch`, `update`, `what` and `text`.
+        events: `time`, `epoch`, `update`, `what` and `text`; of a loss spike also `rows`, indices in the training set,
+            and their `number_of_rows`, of which very many are not all shown.
         predictions: see `predictions.describe`, by the name of the evaluation set, which is "" if there is one.
     """
 
@@ -219,6 +221,11 @@ def write_whole(text: str, path: Path) -> None:
 def plain_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
     """A user's own facts as they are in JSON; what JSON lacks becomes text."""
     return dict(json.loads(json.dumps(dict(notes or {}), default=repr)))
+
+
+def shown_rows(samples: Sequence[Any]) -> list[Any]:
+    """The first rows of a spike, as plain values."""
+    return [row if isinstance(row, int) else str(row) for row in samples[:_MAX_SHOWN_ROWS]]
 
 
 def spike_in_words(

@@ -546,9 +546,18 @@ function times(run) {
   return section("Time per epoch", card);
 }
 
+/** The rows of the training set that an event is about, folded. */
+function rowsOf({ rows, number_of_rows: all, update }) {
+  if (!rows) return null;
+  const more = all > rows.length ? ` and ${number(all - rows.length)} more` : "";
+  return h("details", {}, h("summary", {}, `${number(all)} ${all === 1 ? "row" : "rows"} of the training set`),
+    h("p", {}, rows.join(", ") + more),
+    h("p", { class: "soft" }, "To do the update again and look at each: ", h("code", {}, `trainer.replay(states, update=${Number(update)})`)));
+}
+
 function events(run) {
   if (!run.events.length) return [];
-  const rows = run.events.map((event) => [new Date(1000 * event.time).toLocaleTimeString(), String(event.epoch), number(event.update), event.what, event.text]);
+  const rows = run.events.map((event) => [new Date(1000 * event.time).toLocaleTimeString(), String(event.epoch), number(event.update), event.what, [event.text, rowsOf(event)]]);
   const table = list(rows, ["time", "epoch", "update", "event", ""], 9);
   table.classList.add("events");
   return section("Events", h("div", { class: "card" }, folded(table, rows.length, "events")));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import WatchedMetric
@@ -23,6 +25,7 @@ from pytorch_accelerated.data.building import (
     named_sets,
 )
 from pytorch_accelerated.data.resuming import data_facts, role_of_set
+from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunState
@@ -92,7 +95,10 @@ def prepare_training(
     if state is not None:
         asked = optimizer_settings(context.optimizer, has_schedule=context.scheduler is not None)
         context.states.resume(state)
+        _continue_plan(context)
         _warn_of_replaced_settings(context, asked)
+    if context.left_out:
+        context.print(f"Leaving out of the training data: {'; '.join(map(str, context.left_out))}")
 
 
 def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
@@ -136,6 +142,7 @@ def prepare_loaders(context: Context) -> None:
     loaders = context.loaders
     if loaders.train is not None:
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs, role="train")
+        _make_plan(context)
         refuse_empty(loaders.train, "train on")
         num_passes = context.settings.passes_over(loaders.train.num_updates)
         loaders.train.expect_passes(num_passes, context.print)
@@ -192,6 +199,41 @@ def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] |
         yield adapted
     finally:
         close_loader(adapted)
+
+
+def _make_plan(context: Context) -> None:
+    """Note what determines the rows of each update, and leave out what the run is planned without."""
+    settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
+    loader, epochs = train, settings.num_epochs if updates is None else None
+    for callback in context.callbacks:
+        if isinstance(callback, LimitBatchesCallback):  # it will limit the loader when the run starts
+            loader = loader.limited(callback.num_batches)
+    context.plan = RunPlan(loader, context.seed, RunState(), context.epochs_before, epochs, updates)
+    if context.resumed_from is None and settings.leave_out is not None:
+        context.left_out = context.plan.leaving_out(**settings.leave_out, is_planned=True)
+    planned = [each for each in context.left_out if each.planned_for is not None]
+    if planned:
+        train.leave_out(planned)
+        train.set_epoch(planned[0].planned_for)
+
+
+def _continue_plan(context: Context) -> None:
+    """Note where the run is resumed, and leave out what it leaves out from there on.
+
+    What the state leaves out already is left out once: a script that is killed is started again as it stands.
+    """
+    assert context.plan is not None
+    start, train, leave_out = dataclasses.replace(context.state), context.loaders.train, context.settings.leave_out
+    context.plan = dataclasses.replace(context.plan, start=start, first_epoch=context.epochs_before)
+    if context.left_out:
+        train.leave_out(context.left_out)
+    if leave_out is not None:
+        known_rows = {row for each in context.left_out for row in each.rows or ()}
+        rows = [row for row in leave_out["rows"] if row not in known_rows]
+        known_updates = {each.update for each in context.left_out if each.rows is None}
+        updates = [update for update in leave_out["updates"] if update not in known_updates]
+        context.left_out += context.plan.leaving_out(rows, updates, is_planned=False)
+        train.leave_out(context.left_out)
 
 
 def _make_eval_loaders(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:

@@ -31,7 +31,7 @@ from pytorch_accelerated.training.stopping import Emitter, Stopping
 
 # What a call takes over from the one before.
 _OF_TRAINER = ("trainer", "holder", "given", "accelerator", "ranks", "model", "optimizer", "scheduler")
-_OF_RUNS = ("history", "callbacks", "config", "state", "seed", "number", "epochs_before", "last_training")
+_OF_RUNS = ("history", "callbacks", "config", "state", "seed", "number", "epochs_before", "last_training", "plan")
 
 
 def new_context(before: Context, settings: TrainSettings, kind_of_states: type[States]) -> Context:

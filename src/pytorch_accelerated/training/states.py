@@ -15,6 +15,7 @@ from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
 from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.checkpointing.weights import check_model_finite
+from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
 from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.context import Context
@@ -91,6 +92,7 @@ class States:
         """Note the training state that the run will be resumed from, if any."""
         self.context.resumed_from = state
         self._saved_data = None if state is None else _data_of(state)
+        self.context.left_out = () if state is None else _left_out_of(state)
 
     def saved_seed(self, role: str | None) -> int | None:
         """The seed of a loader of the run that is resumed, if there is one.
@@ -160,6 +162,14 @@ def _data_of(folder: Path) -> dict[str, SavedData]:
     if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
         return {}
     return saved_data(read_manifest(folder).facts)
+
+
+def _left_out_of(folder: Path) -> tuple[LeftOut, ...]:
+    """What the run that was saved in `folder` leaves out; nothing for states without it."""
+    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
+        return ()
+    with explained_loading("What the run leaves out", folder):
+        return tuple(LeftOut(**entry) for entry in read_manifest(folder).facts.get("left_out", ()))
 
 
 def _difference_by_ranks(run: Context, folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -203,8 +204,12 @@ class Training:
         context, state = self.context, self.context.state
         loader = distributed(context, loader, context.loaders.train_kwargs)  # a callback may have replaced it
         loader.set_epoch(self.data_epoch)
+        if context.left_out:
+            loader.leave_out(context.left_out)
+        if context.plan is not None:
+            context.plan = dataclasses.replace(context.plan, loader=loader)
         context.epoch_clock.watch(loader)
-        self._updates_before, self._updates_of_epoch = state.updates, loader.num_updates
+        self._updates_before, self._updates_of_epoch = state.updates, loader.count_updates()
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=context.count_items
         )
