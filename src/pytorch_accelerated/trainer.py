@@ -34,7 +34,7 @@ from pytorch_accelerated.training.training import Training
 
 if TYPE_CHECKING:
     from pytorch_accelerated.looking import LearningRateTest, PreflightReport, TrainingSummary
-    from pytorch_accelerated.proving import Replay
+    from pytorch_accelerated.proving import Proof, Replay
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -494,6 +494,41 @@ class Trainer(TrainerHooks):
         checks.refuse_within_a_run(self.run_context, "replay", "Call it when the run is over.")
         room = require("pytorch_accelerated.proving.replay", needed_by="`replay`")
         return room.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
+
+    def prove(
+        self,
+        train_dataset: Any,
+        updates: int = 20,
+        *,
+        factory: str | Callable[[], tuple[Any, Mapping[str, Any]]] | None = None,
+        **train_arguments: Any,
+    ) -> Proof:
+        """Train a few updates uninterrupted, and again in every way that must give the same; name what differs.
+
+        They are trained again, resumed from a training state before each update, without workers and with two, in twice
+        as many batches of half the size; and in new processes, killed within an update and resumed, and on two ranks.
+        Afterwards everything is as before: model, optimizer, history, generators, and what your objects keep. Callbacks
+        that print or write files are left out. Must be called in a single process.
+
+        Args:
+            train_dataset: the training data.
+            updates: how many to train; best so many that an epoch ends among them. Without `num_epochs` or
+                `max_num_train_steps`, it is also the length of the run for schedules.
+            factory: makes the run anew in other processes: a function of a module or script, without arguments, that
+                returns a new trainer and its arguments of `train`, or the place of one, such as
+                ``"train.py:make_run"``. Without it, they get a copy of this trainer, if it is a plain `Trainer`.
+            train_arguments: the other arguments of `train`.
+
+        Returns:
+            The verdicts; print them.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError: for invalid input.
+            Any error that training would have raised.
+        """
+        checks.refuse_within_a_run(self.run_context, "prove", "Call it before `train`.")
+        room = require("pytorch_accelerated.proving.prove", needed_by="`prove`")
+        return room.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
 
     def request_evaluation(self) -> None:
         """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.

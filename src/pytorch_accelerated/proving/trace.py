@@ -95,7 +95,7 @@ class Trace(TrainerCallback):
 
     Args:
         last_update: the run stops after it; None for no limit.
-        outside: gives further things to record by name, before each update.
+        outside: gives further things to record by name, before each update; texts as they are, others as digests.
     """
 
     takes_part_in_preflight = False
@@ -114,7 +114,7 @@ class Trace(TrainerCallback):
         if not self._begun:
             outside = {} if self._outside is None else self._outside(trainer)
             self._begun = {"weights": digest(weights_of(trainer)), "rows": rows_of_current_update(trainer)}
-            self._begun |= {"outside": {name: digest(value) for name, value in outside.items()}}
+            self._begun |= {"outside": {name: _compared_by(value) for name, value in outside.items()}}
             self._begun |= {"batches": {}, "generators": [], "losses": []}
         _feed_rows(self._begun["batches"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
@@ -204,6 +204,10 @@ def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         for name, parameter in module.named_parameters()
     }
     return {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
+
+
+def _compared_by(value: Any) -> str:
+    return value if isinstance(value, str) else digest(value)
 
 
 def rows_of_current_update(trainer: Trainer) -> tuple[int, ...] | None:

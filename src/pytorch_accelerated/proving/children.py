@@ -1,0 +1,296 @@
+"""Trains updates in new processes: killed and resumed, or on two ranks."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import os
+import pickle
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.errors import PytorchAcceleratedError
+from pytorch_accelerated.facts.names import is_users_class
+from pytorch_accelerated.proving.factory import make_run
+from pytorch_accelerated.proving.outside import Outside
+from pytorch_accelerated.proving.trace import Trace, UpdateTrace, digest, gradients_of
+from pytorch_accelerated.seeding import generator_states
+from pytorch_accelerated.trees import leaves
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+_IS_CHILD = "PT_ACC_IS_PROVING"
+_MAIN = b"__main__"
+_REMEDY = "pass `factory`, a function of a module or a script that returns a new trainer and the arguments of `train`"
+
+
+class NotCheckedError(PytorchAcceleratedError):
+    """Something cannot be checked."""
+
+
+@dataclasses.dataclass
+class FirstUpdate:
+    """The first update of a run, as far as it is compared to rounding.
+
+    Attributes:
+        batches: the tensors of each batch of this rank, on the CPU.
+        gradients: complete, before clipping, by name; None if they were not seen.
+        draws: whether a forward pass drew random numbers.
+        statistics: the names of the modules that normalise by the statistics of a batch.
+        ranks: the number of processes.
+    """
+
+    batches: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    gradients: dict[str, torch.Tensor] | None = None
+    draws: bool = False
+    statistics: list[str] = dataclasses.field(default_factory=list)
+    ranks: int = 1
+
+
+class Recording(TrainerCallback):
+    """Records the first update of a run.
+
+    Args:
+        first: what to complete. It is no list or dict, which a rehearsal would give back.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(self, first: FirstUpdate) -> None:
+        self._first = first
+        self._generators = ""
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Keep the batch."""
+        if trainer.run_state.updates == 0:
+            batch = leaves(trainer.run_context.training.step.micro_batch.batch)
+            self._first.batches.append([each.cpu().clone() for each in batch if isinstance(each, torch.Tensor)])
+            self._generators = digest(generator_states())
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Note what the forward pass did besides computing."""
+        if trainer.run_state.updates == 0:
+            modules = trainer.get_model().named_modules()
+            self._first.draws |= self._generators != digest(generator_states())
+            self._first.statistics = [name for name, each in modules if isinstance(each, _BatchNorm) and each.training]
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Keep the gradients."""
+        if trainer.run_state.updates == 0:
+            found = gradients_of(trainer).items()
+            self._first.gradients = {name: each.detach().to("cpu", torch.float64, copy=True) for name, each in found}
+            self._first.ranks = trainer.run_context.ranks.count
+
+
+class Saving(TrainerCallback):
+    """Saves a training state at the beginning and after each update, named by their number.
+
+    Args:
+        folder: for the states.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save the beginning, but not that of a resumed run."""
+        if trainer.run_state.updates == 0:
+            self.on_optimizer_step_end(trainer)
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save."""
+        trainer.save_training_state(self._folder / str(trainer.run_state.updates))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a child does.
+
+    Attributes:
+        payload: what makes its trainer, from `payload_of`.
+        name: of its files.
+        folder: for them.
+        settings: arguments of `train` besides those that it makes itself.
+        last_update: it stops after this one.
+        states: a folder for a training state of each update; None for none.
+        killed_in: it kills itself within this update; None for never.
+        num_threads: of torch.
+        script: defines what the payload consists of; None if modules do.
+    """
+
+    payload: bytes
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    last_update: int
+    states: Path | None = None
+    killed_in: int | None = None
+    num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
+    script: Path | None = None
+
+    def file(self, ending: str) -> Path:
+        """A file of the child."""
+        return self.folder / f"{self.name}.{ending}"
+
+
+class _Killed(TrainerCallback):
+    """Kills its process within an update."""
+
+    takes_part_in_preflight = False
+
+    def __init__(self, update: int, prepare: Callable[[], object]) -> None:
+        self._update, self._prepare = update, prepare
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self._update - 1:
+            self._prepare()
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def is_child() -> bool:
+    """Whether `run_jobs` has started this process."""
+    return _IS_CHILD in os.environ
+
+
+def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> bytes:
+    """What makes a run in another process.
+
+    Raises:
+        NotCheckedError: if nothing can.
+    """
+    if factory is None:
+        if is_users_class(type(trainer)):
+            raise NotCheckedError(f"{type(trainer).__name__} may need other arguments than a `Trainer`: {_REMEDY}")
+        given = dataclasses.asdict(dataclasses.replace(trainer.run_context.given, accelerator=None))
+        taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
+        parts = {"model": trainer.model, "loss_func": trainer.loss_func, "optimizer": trainer.optimizer}
+        factory = type(trainer), {**parts, "callbacks": taking_part, **given}, dict(arguments)
+    try:
+        payload = pickle.dumps(factory)
+    except Exception as error:
+        raise NotCheckedError(f"the run cannot be sent to another process ({error}): {_REMEDY}") from error
+    if _MAIN in payload and _script() is None:
+        raise NotCheckedError(
+            'a new process would run this script: put what it does below `if __name__ == "__main__":`, or define its '
+            "classes and functions in a module"
+        )
+    return payload
+
+
+def _script() -> Path | None:
+    """The script that this process runs, if another one can read it without running it: it asks for its name."""
+    path = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if path.is_file():
+        nodes = ast.parse(path.read_bytes()).body
+        if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in nodes):
+            return path.resolve()
+    return None
+
+
+def _made(payload: bytes, script: Path | None) -> tuple[Trainer, dict[str, Any]]:
+    if script is not None:
+        module = types.ModuleType("__mp_main__")
+        vars(module).update(runpy.run_path(str(script), run_name="__mp_main__"))
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    factory = pickle.loads(payload)
+    if isinstance(factory, str):
+        return make_run(factory)
+    if callable(factory):
+        trainer, arguments = factory()
+        return trainer, dict(arguments)
+    kind, parts, arguments = factory
+    return kind(**parts), arguments
+
+
+def work(path: str) -> None:
+    """The whole life of a child, whose job is in a file."""
+    job: Job = pickle.loads(Path(path).read_bytes())
+    try:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(job.num_threads)
+        trainer, arguments = _made(job.payload, job.script)
+        arguments |= job.settings
+        first, trace = FirstUpdate(), Trace(job.last_update, Outside(arguments))
+
+        def write() -> None:
+            job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
+
+        callbacks: list[Any] = [
+            each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)
+        ]
+        callbacks += [Recording(first), *([] if job.states is None else [Saving(job.states)])]
+        callbacks += [] if job.killed_in is None else [_Killed(job.killed_in, write)]
+        trainer.callback_handler.callbacks = [*callbacks, trace]
+        trainer.train(**arguments)
+        if trainer.run_context.ranks.is_first:
+            write()
+    except BaseException as error:
+        job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise
+
+
+def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -> tuple[list[UpdateTrace], FirstUpdate]:
+    """What the first of some children, each with variables of its own, has recorded.
+
+    Raises:
+        NotCheckedError: if it has not.
+    """
+    children = [_started(job, own) for job, own in zip(jobs, variables, strict=True)]
+    try:
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(seconds)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for job in jobs:
+        if job.file("error").exists():
+            error = job.file("error").read_text(encoding="utf-8")
+            raise NotCheckedError(f"a new process failed with {error}")
+    if not jobs[0].file("pickle").exists():
+        code = children[0].returncode
+        raise NotCheckedError(f"a new process ended with {code} within {seconds:.0f} seconds, without a result")
+    return pickle.loads(jobs[0].file("pickle").read_bytes())  # type: ignore[no-any-return]
+
+
+def two_ranks() -> list[dict[str, str]]:
+    """The environment variables of two ranks on the CPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    return [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+
+
+def _started(job: Job, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    if _MAIN in job.payload:
+        job = dataclasses.replace(job, script=_script())
+    job.file("job").write_bytes(pickle.dumps(job))
+    code = f"from {__name__} import work; work({str(job.file('job'))!r})"
+    paths = os.pathsep.join(sys.path)
+    with job.file("log").open("wb") as log:  # of Python and torch themselves, about a process that is killed
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": paths, _IS_CHILD: "1", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
