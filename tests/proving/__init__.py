@@ -1,0 +1,1 @@
+"""Tests of `pytorch_accelerated.proving`."""

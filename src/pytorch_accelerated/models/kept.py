@@ -106,6 +106,8 @@ class Kept:
             vars(target).clear()
             vars(target).update(before)
             for value, items in contents:
+                if isinstance(value, set) and value == items:
+                    continue  # filled again, it may have another order
                 value.clear()
                 value.extend(items) if isinstance(value, list) else value.update(items)
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pickle
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.proving.factory import make_run
@@ -114,8 +115,11 @@ class Saving(TrainerCallback):
             self.on_optimizer_step_end(trainer)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save."""
-        trainer.save_training_state(self._folder / str(trainer.run_state.updates))
+        """Save, and remove the state before the last one, but not that of the beginning."""
+        updates = trainer.run_state.updates
+        trainer.save_training_state(self._folder / str(updates))
+        if updates > 2:
+            shutil.rmtree(self._folder / str(updates - 2), ignore_errors=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ _OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_sam
 _OF_MODULES = set(vars(nn.Module()))
 _OF_OPTIMIZERS = set(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"step", "_opt_called", "_step_count"}
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
-_MOST_NAMED, _LONGEST_TEXT = 3, 60
+_MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
 # Whose attributes decide about a part of an update, and what to do about one that is lost.
 _BY_DATA = ("dataset", "sampler", "batch_sampler", "collate function")
@@ -117,36 +117,23 @@ class Outside:
             ignored: texts of places that differ anyway.
             when: completes "was 4 in the uninterrupted run and 0 ...".
         """
-        differing = [
-            text
-            for text, shown in one.outside.items()
-            if other.outside.get(text, shown) != shown and text not in ignored
-        ]
+        texts = dict.fromkeys([*one.outside, *other.outside])
+        values = {text: (one.outside.get(text, _ABSENT), other.outside.get(text, _ABSENT)) for text in texts}
+        differing = [text for text, (first, second) in values.items() if first != second and text not in ignored]
         places = [self.places.get(text, Place("optimizer", "", text, None)) for text in differing]
-        decides = _DECIDES.get(part, ())
-        chosen = [each for each in places if each.role in decides] or places
-        return [_sentence(each, one.outside[each.text], other.outside[each.text], when) for each in chosen][
-            :_MOST_NAMED
-        ]
+        chosen = [each for each in places if each.role in _DECIDES.get(part, ())] or places
+        return [_sentence(each, *values[each.text], when) for each in chosen][:_MOST_NAMED]
 
     def _walk(self, trainer: Trainer) -> Iterator[Place]:
         """Every place once."""
-        seen: set[int] = {id(trainer.run_context), id(trainer)}
-        roots = (
-            (role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer) if root is not None
-        )
-        name = f"the trainer {_name_of(trainer)}"
-        own = ((key, value) for key, value in vars(trainer).items() if key not in _OF_TRAINER)
-        places = itertools.chain(
-            (Place(role, root, root, value) for role, root, value in roots if value is not None),
-            (Place("trainer", name, f"`{key}` of {name}", value) for key, value in own),
-            (Place("trainer", name, name, method) for method in _functions_of(type(trainer))),
-        )
-        below = itertools.chain.from_iterable(_within(place, seen) for place in places)
-        return itertools.islice(below, _MAX_PLACES)
+        seen: set[int] = {id(trainer.run_context)}
+        roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
+        places = (_within(Place(role, text, text, root), seen) for role, text, root in roots if root is not None)
+        return itertools.islice(itertools.chain.from_iterable(places), _MAX_PLACES)
 
     def _roots(self, trainer: Trainer) -> Iterator[tuple[str, Any]]:
         arguments = self._arguments
+        yield "trainer", trainer
         loader = arguments.get("train_dataset")
         yield "dataset", getattr(loader, "dataset", loader) if isinstance(loader, DataLoader) else loader
         for name in ("sampler", "batch_sampler", "collate_fn"):
@@ -198,17 +185,21 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
         return
     if isinstance(value, types.FunctionType):
         yield from _variables_of(value)
+    own = getattr(value, "__dict__", {})
+    yield from ((f"`{name}` of {owner}", each, None) for name, each in own.items() if name not in _left_out(value))
     for kind in _own_classes(type(value)):
         for name, each in vars(kind).items():
             if isinstance(each, types.FunctionType):
                 yield place, each, None
-            elif not name.startswith("__") and isinstance(each, (*_PLAIN, *_GENERATORS, list, dict, set)):
-                yield f"`{kind.__name__}.{name}` of {owner}", each, functools.partial(setattr, kind, name)
-    of_torch = _OF_MODULES if isinstance(value, nn.Module) else set()
-    of_torch = _OF_OPTIMIZERS if isinstance(value, torch.optim.Optimizer) else of_torch
-    for name, each in getattr(value, "__dict__", {}).items():
-        if name not in of_torch:
-            yield f"`{name}` of {owner}", each, None
+            elif not (name.startswith("__") or name in own) and _is_comparable(each):
+                yield f"`{name}` of {owner}", each, functools.partial(setattr, kind, name)
+
+
+def _left_out(value: Any) -> set[str]:
+    """Attributes that do not decide what an update computes, or are saved."""
+    if isinstance(value, torch.optim.Optimizer):
+        return _OF_OPTIMIZERS
+    return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
 
 
 def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
@@ -235,11 +226,6 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _own_classes(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in _LIBRARIES]
-
-
-def _functions_of(kind: type) -> Iterator[types.FunctionType]:
-    for base in _own_classes(kind):
-        yield from (each for each in vars(base).values() if isinstance(each, types.FunctionType))
 
 
 def _name_of(value: Any) -> str:
@@ -283,7 +269,7 @@ def _sentence(place: Place, one: str, other: str, when: str) -> str:
     if isinstance(place.value, _GENERATORS):
         remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
         return f"{text} is a generator of its own, which no state saves: {remedy}"
-    if one.startswith("<"):
+    if one.startswith("<") or other.startswith("<"):
         return f"{text} was another one {when}: {remedy}"
     values = [each.partition(" <")[0] for each in (one, other)]
     return f"{text} was {values[0]} in the uninterrupted run and {values[1]} {when}: {remedy}"
@@ -306,5 +292,7 @@ def _keep_contents(before: Kept, value: Any) -> None:
 
 
 def _refill(container: Any, items: Any) -> None:
+    if isinstance(container, set) and container == items:
+        return  # filled again, it may have another order
     container.clear()
     container.update(items) if isinstance(container, (set, dict)) else container.extend(items)

@@ -193,14 +193,13 @@ class _Proving:
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
-        updates = self._train(self._last)
+        updates = self._train(self._last, Saving(self._folder / "again"))
         check = self._compared(updates, "when it was trained again", self._fault_of)
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
-        pairs = zip(self.reference, updates, strict=False)
-        self._ignored = {
-            text for one, two in pairs for text in one.outside if one.outside[text] != two.outside.get(text)
-        }
+        else:  # what differs now does no harm
+            pairs = zip(self.reference, updates, strict=True)
+            self._ignored = {text for pair in pairs for text in _differing(*pair)}
         return check
 
     def _fault_of(self, parting: Parting) -> str:
@@ -322,6 +321,10 @@ class _Proving:
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
         return self._compared_to_rounding(cut)
+
+
+def _differing(one: UpdateTrace, other: UpdateTrace) -> Iterator[str]:
+    return (text for text, shown in one.outside.items() if other.outside.get(text) != shown)
 
 
 def _has_same_rows(whole: FirstUpdate, cut: FirstUpdate) -> bool:
