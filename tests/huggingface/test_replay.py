@@ -24,7 +24,9 @@ class WeightsLog(TrainerCallback):
 
 def make(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
     return noisy_trainer(
-        folder, *callbacks, **{"num_train_epochs": 3, "logging_steps": 1, "save_strategy": "steps", "save_steps": 4, **arguments}
+        folder,
+        *callbacks,
+        **{"num_train_epochs": 3, "logging_steps": 1, "save_strategy": "steps", "save_steps": 4, **arguments},
     )
 
 
