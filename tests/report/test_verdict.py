@@ -15,6 +15,7 @@ from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     MetricsCallback,
     ReportCallback,
+    ResultCallback,
     SaveTrainingStateCallback,
 )
 from pytorch_accelerated.commands.verdict import judge, pairs_needed
@@ -25,6 +26,13 @@ from tests.report.digits import EVAL, TRAIN, train, trainer_with
 from tests.support.tool import run_tool
 
 METRIC = "eval_accuracy"
+
+
+class Failing(Trainer):
+    """Fails in its first batch."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        raise ZeroDivisionError("no")
 
 
 @pytest.fixture
@@ -305,7 +313,34 @@ def test_real_runs_are_judged_by_the_seeds_of_their_trainers(tmp_path: Path, ask
         assert [pair[side] for pair in found["pairs"]] == values
 
 
+def test_a_seed_that_nobody_gave_makes_no_pair(tmp_path: Path, asked: Any):
+    for name in ("a", "b"):
+        for number, seed in enumerate((5, 6, None)):
+            torch.manual_seed(7)  # so that what is derived from it is the same on both sides
+            model = nn.Linear(3, 1)
+            result = ResultCallback(tmp_path / name / str(number) / "result.json")
+            trainer = Trainer(
+                model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[result], seed=seed
+            )
+            trainer.train((torch.randn(8, 3), torch.randn(8, 1)), 1, per_device_batch_size=4)
+    found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds")
+    assert [pair["seed"] for pair in found["pairs"]] == ["5", "6"]
+    assert [reason.partition(":")[0] for reason in found["left_out"]] == [str(tmp_path / name / "2") for name in "ab"]
+
+
 # runs
+
+
+def test_a_run_that_failed_before_its_first_update_is_ranked_last_with_its_error(tmp_path: Path, asked: Any):
+    train(trainer_with(ResultCallback(tmp_path / "good" / "result.json")), 1)
+    with pytest.raises(ZeroDivisionError) as raised:
+        train(trainer_with(ResultCallback(tmp_path / "bad" / "result.json"), trainer_class=Failing), 1)
+    good, bad = asked("runs", tmp_path)["runs"]
+    result = json.loads((tmp_path / "good" / "result.json").read_text())
+    assert (good["name"], good["status"], good["best"]) == ("good", "finished", result["best"])
+    assert (bad["name"], bad["status"], bad["best"], bad["updates"]) == ("bad", "failed", None, 0)
+    error = {"type": "ZeroDivisionError", "message": "no", "notes": list(getattr(raised.value, "__notes__", []))}
+    assert (bad["reason"], bad["error"]) == ("ZeroDivisionError: no", error)
 
 
 def test_runs_are_ranked_with_the_best_first(tmp_path: Path, asked: Any, capsys):

@@ -185,6 +185,9 @@ class ResultCallback(TrainerCallback):
         if context.training is None or not context.ranks.is_first:
             return
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
+        config = {} if context.config is None else context.config.to_dict()
+        if context.given.seed is None:  # not what somebody chose, so no seed to pair runs by
+            config.pop("seed", None)
         latest = [history.latest_record(name) for name in history.get_metric_names()]
         result = {
             "format": FORMAT,
@@ -204,7 +207,7 @@ class ResultCallback(TrainerCallback):
             "error": self._ending["error"],
             "alerts": self._alerts,
             "files": _files_of(trainer.callback_handler),
-            "config": {} if context.config is None else context.config.to_dict(),
+            "config": config,
             "notes": self.notes,
         }
         write_whole(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", self.path)
