@@ -23,7 +23,7 @@ from pytorch_accelerated.looking.rehearsal import arguments_of_last_run, refuse,
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.progress.text import aligned
-from pytorch_accelerated.proving.trace import gradients_of, rows_of_current_update, weights_of
+from pytorch_accelerated.proving.trace import gradients_of, weights_of
 from pytorch_accelerated.training.hooks import overrides
 from pytorch_accelerated.trees import count_rows, map_leaves
 
@@ -46,11 +46,11 @@ class Replay:
         epoch: counted from 1.
         state: the training state that the replay began with; None for the beginning of the run.
         updates_before: how many updates were trained again to reach this one.
-        rows: the rows of the training set in the update, over all ranks, in the order of the data; None if they are
-            unknown, as with streams.
-        row_losses: the loss of each row, rank by rank in the order of the batches: of one process, the order of `rows`.
-            From the outputs in the run, if the trainer's loss function makes the loss of them; else of each row by
-            itself, in evaluation mode. None if a batch cannot be taken apart.
+        rows: the rows of the training set in the update, over all ranks, rank by rank in the order of the batches; None
+            if they are unknown, as with streams.
+        row_losses: the loss of each row, in the same order. From the outputs in the run, if the trainer's loss function
+            makes the loss of them; else of each row by itself, in evaluation mode. None if a batch cannot be taken
+            apart.
         batches: of this rank.
         loss: the mean loss of the update, over its batches and all ranks.
         recorded_loss: what the run recorded for it; None if its records are longer than an update, or end before.
@@ -78,9 +78,7 @@ class Replay:
 
     @property
     def worst_rows(self) -> list[tuple[int, float]]:
-        """Rows with their losses, the highest first; NaN is the highest. Empty if they are unknown, or on several ranks
-        in another order.
-        """
+        """Rows with their losses, the highest first; NaN is the highest. Empty if they are unknown."""
         if self.rows is None or self.row_losses is None or len(self.rows) != len(self.row_losses):
             return []
         pairs = zip(self.rows, self.row_losses, strict=True)
@@ -193,6 +191,7 @@ class Moment(TrainerCallback):
         self._update, self._debug, self._loss_of = update, debug, loss_of
         self._first_update = 0
         self._found: dict[str, Any] = {}
+        self._rows: list[list[int]] | None = None
         self._row_losses: list[list[float] | None] = []
 
     def found_in(self, trainer: Trainer) -> dict[str, Any]:
@@ -217,16 +216,17 @@ class Moment(TrainerCallback):
         run = trainer.run_context
         if run.state.updates != self._update - 1:
             return
-        batch, rows = run.training.step.micro_batch.batch, rows_of_current_update(trainer)
+        batch = run.training.step.micro_batch.batch
         if not self._found:
-            self._found = {"epoch": trainer.run_history.current_epoch, "rows": None if rows is None else list(rows)}
-            self._found |= {"weights": _on_host(weights_of(trainer)), "batches": []}
+            self._rows = rows_of_batches(trainer)
+            self._found = {"epoch": trainer.run_history.current_epoch, "batches": []}
+            self._found |= {"weights": _on_host(weights_of(trainer))}
             self._found |= {"updates_before": run.state.updates - self._first_update}
         self._found["batches"].append(map_leaves(_copied, batch))
         if not self._judges_outputs(trainer):
             self._row_losses.append(_losses_of_single_rows(trainer, batch, self._loss_of))
         if self._debug:
-            breakpoint()  # `trainer`, `batch` and `rows` are here; the forward pass comes next
+            _look_at(trainer, batch, None if self._rows is None else self._rows[len(self._found["batches"]) - 1])
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Compute the losses of rows from the outputs of the run."""
@@ -253,11 +253,35 @@ class Moment(TrainerCallback):
         if not self._found:
             return
         run = trainer.run_context
-        everyones = [losses for own in run.ranks.exchange(self._row_losses) for losses in own]
-        known = None if None in everyones else [loss for losses in everyones for loss in losses]
+        if self._rows is not None:  # a batch without a row of its own has a borrowed one
+            self._row_losses = [
+                each and each[: len(rows)] for rows, each in zip(self._rows, self._row_losses, strict=True)
+            ]
         loss = run.ranks.sum([run.losses.copy().loss_value])[0] / run.ranks.count
-        self._found |= {"weights_after": _on_host(weights_of(trainer)), "row_losses": known, "loss": loss}
+        self._found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
+        for name, own in {"rows": self._rows or [None], "row_losses": self._row_losses}.items():
+            everyones = [part for each in run.ranks.exchange(own) for part in each]
+            self._found[name] = None if None in everyones else [value for part in everyones for value in part]
         raise StopTrainingError(f"Update {self._update} has been replayed.")
+
+
+def _look_at(trainer: Trainer, batch: Any, rows: list[int] | None) -> None:
+    """Stop in the debugger; the forward pass of the batch comes next."""
+    breakpoint()
+
+
+def rows_of_batches(trainer: Trainer) -> list[list[int]] | None:
+    """The rows of each batch of this rank in the update that has begun; None for a stream. All ranks must call it."""
+    run = trainer.run_context
+    assert run.plan is not None
+    try:
+        loader = run.plan.loader.detached()
+    except ConfigurationError:
+        return None
+    order, windows = loader.windows(run.state.samples_in_epoch, run.state.batches_in_epoch)
+    cells = [cells[run.ranks.index] for cells in next(windows).rounds]
+    rows = [order.indices[cell.start : cell.start + cell.size] for cell in cells]
+    return [each.tolist() if isinstance(each, torch.Tensor) else list(each) for each in rows]
 
 
 def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] | None:
