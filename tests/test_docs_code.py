@@ -77,6 +77,8 @@ SHOWN = {
     "how_to/fine_tuning.md": "(2, -1) Linear trained",
     "how_to/debugging.md": "Loss spike in epoch 3",
     "how_to/programs.md": "3 discard {'lr': 1e+30",
+    "how_to/spike.md": "update 4102: 240.4",
+    "how_to/another_curve.md": "row 412: label 6 on Monday, 8 on Friday",
 }
 
 

@@ -29,6 +29,7 @@ MODULES = [
     "pytorch_accelerated.looking",
     "pytorch_accelerated.optimizers",
     "pytorch_accelerated.prediction",
+    "pytorch_accelerated.proving",
     "pytorch_accelerated.recipes",
     "pytorch_accelerated.run_config",
     "pytorch_accelerated.schedulers",

@@ -158,7 +158,7 @@ class RunDifference:
         if self.parting is not None:
             return f"The runs part in update {self.parting.update}: {PARTS[self.parting.part]}"
         if self.first_update is not None:
-            return f"The runs part in update {self.first_update}, or after update {self.equal_state or 0}"
+            return f"The runs part after update {self.equal_state or 0}, in update {self.first_update} at the latest"
         return f"The runs are equal{f' up to update {end}, where one ends' * (end < max(self.updates))}"
 
 
