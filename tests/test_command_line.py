@@ -7,11 +7,27 @@ from typing import Any
 
 import pytest
 
+from pytorch_accelerated.proving.factory import make_run
 from tests.report.test_verdict import write_result, write_runs
 from tests.support.processes import REPOSITORY
 from tests.support.tool import run_tool
 
-FREE = {"facts", "runs[].error"}  # objects with keys of their own
+# Objects with keys of their own, or of a class that the reference describes.
+FREE = {"facts", "runs[].error", "settings", "gradient_norms", "parted[]"}
+SCRIPT = """
+import torch
+from torch import nn
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
+
+def make_run(folder=None, rate=0.1):
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+    model = nn.Linear(3, 1)
+    saving = [] if folder is None else [SaveTrainingStateCallback(folder, save_every_n_steps=2)]
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), rate), callbacks=saving, seed=1)
+    return trainer, {"train_dataset": data, "num_epochs": 1, "per_device_batch_size": 4}
+"""
 STATES = ("list", "verify", "show", "prune", "average")
 
 
@@ -47,14 +63,23 @@ def places(tmp_path: Path) -> dict[str, list[object]]:
     commands: dict[str, list[object]] = {f"checkpoints {name}": [tmp_path / "states"] for name in STATES}
     commands["checkpoints average"] += ["--output", tmp_path / "mean.pt"]
     commands["checkpoints prune"] += ["--keep-last", 2, "--yes"]
+    script = tmp_path / "script_of_commands.py"
+    script.write_text(SCRIPT)
+    for folder, rate in (("one", 0.1), ("other", 0.2)):
+        trainer, arguments = make_run(f"{script}:make_run({str(tmp_path / folder)!r}, {rate})")
+        trainer.train(**arguments)
+    again, again_b = f"{script}:make_run(rate=0.1)", f"{script}:make_run(rate=0.2)"
+    commands["diff"] = [tmp_path / "one", tmp_path / "other", "--run", again, "--run-b", again_b]
+    commands["replay"] = [tmp_path / "one", 4, "--run", again]
+    commands["prove"] = ["--run", again, "--updates", 2]
     commands["runs"] = [tmp_path]
     commands["compare"] = [tmp_path / "a", tmp_path / "b", "--seeds", "--output", tmp_path / "page.html"]
     return commands
 
 
-@pytest.mark.parametrize("command", [*(f"checkpoints {name}" for name in STATES), "runs", "compare"])
+@pytest.mark.parametrize("command", [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay", "prove"])
 def test_the_page_has_every_key_that_a_command_prints(command: str, places: Any, capsys: pytest.CaptureFixture[str]):
-    assert run_tool(*command.split(), *places[command], "--json") == 0
+    assert run_tool(*command.split(), *places[command], "--json") == (command == "diff")
     found = json.loads(capsys.readouterr().out)
     assert (found.pop("format"), found.pop("command")) == (1, command)
     found = keys_of(found)

@@ -326,6 +326,14 @@ def test_what_cannot_be_checked_is_said() -> None:
     assert "Own may need other arguments than a `Trainer`: pass `factory`" in rows[KILLED].culprit
 
 
+def test_what_fails_with_other_batches_is_not_checked() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    trainer, arguments = run(model=model, per_device_batch_size=2, num_epochs=1)
+    row = next(row for row in trainer.prove(**{**arguments, "updates": 2}).rows if row.check == HALVES)
+    assert row.verdict == "not checked"
+    assert "it failed with ValueError: Expected more than 1 value per channel" in row.culprit
+
+
 def test_a_run_that_ends_before_has_fewer_updates() -> None:
     trainer, arguments = run(num_epochs=1)
     assert trainer.prove(**{**arguments, "updates": 20}).updates == 3
