@@ -13,7 +13,7 @@ from tests.support.processes import REPOSITORY
 from tests.support.tool import run_tool
 
 # Objects with keys of their own, or of a class that the reference describes.
-FREE = {"facts", "runs[].error", "settings", "gradient_norms", "parted[]"}
+FREE = {"facts", "runs[].error", "settings", "gradient_norms"}
 SCRIPT = """
 import torch
 from torch import nn
@@ -77,7 +77,9 @@ def places(tmp_path: Path) -> dict[str, list[object]]:
     return commands
 
 
-@pytest.mark.parametrize("command", [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay", "prove"])
+@pytest.mark.parametrize(
+    "command", [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay", "prove"]
+)
 def test_the_page_has_every_key_that_a_command_prints(command: str, places: Any, capsys: pytest.CaptureFixture[str]):
     assert run_tool(*command.split(), *places[command], "--json") == (command == "diff")
     found = json.loads(capsys.readouterr().out)
