@@ -4,10 +4,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytorch_accelerated.callbacks import ReportCallback
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import ReportCallback, TrainerCallback
 from pytorch_accelerated.report.contents import RunContents, write_page
 from pytorch_accelerated.report.reading import write_comparison
 from tests.report.digits import train, trainer_with
@@ -45,6 +47,24 @@ def test_a_report_is_drawn_completely(tmp_path: Path):
         "What ran",
     ):
         assert f"<h2>{title}</h2>" in dom
+
+
+@needs_browser
+def test_the_rows_of_a_spike_are_folded_and_text(tmp_path: Path):
+    class Strange(TrainerCallback):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            spike = {"loss": 9.0, "median": 2.0, "epoch": 1, "first_update": 7, "last_update": 7}
+            for samples in (list(range(5000)), ["<b>key</b>"], None):
+                trainer.run_context.emitter.emit("on_loss_spike", **spike, samples=samples)
+
+    page = tmp_path / "run.html"
+    train(trainer_with(Strange(), ReportCallback(page)), 1)
+    dom = drawn(page, tmp_path)
+    assert dom.count("of the training set</summary>") == 2
+    assert "<summary>5,000 rows of the training set</summary>" in dom
+    assert "4095 and 904 more</p>" in dom
+    assert "<summary>1 row of the training set</summary><p>&lt;b&gt;key&lt;/b&gt;</p>" in dom
+    assert "<code>trainer.replay(states, update=7)</code>" in dom
 
 
 @needs_browser

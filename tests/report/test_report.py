@@ -487,3 +487,10 @@ def test_spikes_and_warnings_are_among_the_events(tmp_path):
     (spike,) = [event for event in found if event["what"] == "loss spike"]
     assert (spike["rows"], spike["number_of_rows"]) == ([3, 5], 2)
     assert (10, "warning", "UserWarning: the user's own") in events
+
+
+def test_what_is_left_out_is_an_event(tmp_path):
+    trainer = trainer_with(ReportCallback(tmp_path / "run.html"))
+    trainer.train(TRAIN, 1, per_device_batch_size=30, leave_out={"rows": [4, 2], "updates": [3]})
+    events = [(event["update"], event["what"], event["text"]) for event in run_on_page(tmp_path / "run.html")["events"]]
+    assert (0, "left out", "update 3; rows 2, 4 from update 1 on") in events

@@ -15,7 +15,6 @@ from pytorch_accelerated.facts.settings import TrainSettings
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.handler import CallbackHandler
-    from pytorch_accelerated.data.ordering import LeftOut
     from pytorch_accelerated.data.run_plan import RunPlan
     from pytorch_accelerated.data.updates import CountItems, Loaders
     from pytorch_accelerated.models.modes import OptimizerMode
@@ -86,7 +85,7 @@ class Context:
         number: training runs of the trainer so far, including this one.
         epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
         plan: what determines the rows of the updates of the last training run; None before one.
-        left_out: the training data that the run leaves out.
+        left_out: the training data that the run leaves out, each a `LeftOut`.
         resumed_from: the training state that the run was resumed from, if any.
         last_training: the settings and the other arguments of the last `train`; None before the first.
         count_items: counts the items of a host batch, if the loss is not a mean over samples.
@@ -130,7 +129,7 @@ class Context:
     number: int = 0
     epochs_before: int = 0
     plan: RunPlan | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Any, ...] = ()
     resumed_from: Path | None = None
     last_training: tuple[TrainSettings, dict[str, Any]] | None = None
     count_items: CountItems | None = None
