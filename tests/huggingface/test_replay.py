@@ -46,6 +46,8 @@ def test_every_step_of_a_training_is_replayed(accumulation: int, tmp_path: Path)
         assert replay.loss == loss == replay.recorded_loss
         assert replay.updates_before < 4
         assert len(replay.row_losses or ()) == len(replay.rows or ()) > 0
+        assert trained.rows_of(step) == replay.rows
+        assert step in trained.updates_of((replay.rows or [0])[0])
         if step < len(log.weights):
             assert_same(replay.weights_after, log.weights[step])
         assert_same(dict(trainer.model.state_dict()), before)

@@ -314,6 +314,18 @@ class Trainer(TrainerHooks):
         room = require("pytorch_accelerated.huggingface.replaying", needed_by="`replay`")
         return room.replay(self, self._engine, checkpoints, update, debug)
 
+    def rows_of(self, update: int) -> list[Any]:
+        """The rows of the training set in a step of the last training; see the native `Trainer.rows_of`. Must be called
+        by all ranks.
+        """
+        return self._engine.rows_of(update)
+
+    def updates_of(self, row: int) -> list[int]:
+        """The steps of the last training that use a row; see the native `Trainer.updates_of`. Must be called by all
+        ranks.
+        """
+        return self._engine.updates_of(row)
+
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Add the gradients of one batch, and return its share of the loss of the update, detached.
 
