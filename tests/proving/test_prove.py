@@ -88,7 +88,7 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         lambda: run(None, faults.EveryFourth()),
         RESUMED,
         4,
-        "the settings of the optimizer: `count` of the callback EveryFourth was 3 in the uninterrupted run and 0 after "
+        "`count` of the callback EveryFourth was 3 in the uninterrupted run and 0 after "
         "the resume: give the callback `state_dict`",
     ),
     "a callback with a generator": (
@@ -107,7 +107,7 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         faults.warming,
         RESUMED,
         2,
-        "the settings of the optimizer: `calls` of the optimizer Warming was 1 .* and 0 after the resume",
+        "the weights after the update: `calls` of the optimizer Warming was 1 .* and 0 after the resume",
     ),
     "an optimizer that leaves out its state": (
         faults.forgetful,

@@ -44,9 +44,7 @@ SAME, ROUNDING, DIFFERENCE = "same bits", "equal to rounding", "difference"
 KNOWN, NOT_CHECKED = "known difference", "not checked"
 _NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
 _AGAIN, _RESUMED = "again", "resumed at each update"
-_ORDER = (
-    "another one in a new process: sort what comes from a set or a folder, and call `set_seed` before what is random"
-)
+_ORDER = "another one in a new process: sort what comes from a set or folder, and call `set_seed` before what is random"
 _BY_ITSELF = {
     "batch": "the rows depend on a clock, or another source of their own",
     "losses": "the forward pass or the loss depends on a clock, or another source of its own",
@@ -240,7 +238,8 @@ class _Proving:
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
-        return self._compared(self._train(self._last, **changes), f"with {workers} workers", lambda parting: unknown)
+        updates = self._train(self._last, Saving(self._folder / f"workers_{workers}"), **changes)
+        return self._compared(updates, f"with {workers} workers", lambda parting: unknown)
 
     def _halved(self) -> dict[str, Any]:
         """The arguments of updates that are cut in two."""
