@@ -98,11 +98,12 @@ def main(num_rounds, folder, num_updates, limits):
     (folder / "rounds.json").write_text(json.dumps(rounds, indent=2))
 
     print("\nThe best runs")
-    results = {path.parent: result_in(path.parent) for path in folder.glob("*/result.json")}
-    ranking = sorted(results, key=lambda path: best_value(results[path]), reverse=True)
-    for path in ranking[:5]:
-        print(f"{path.name:>5}  {best_value(results[path]):.4f}  {results[path]['notes']}")
-    print(f"\nKept: {kept}\nModel: {results[ranking[0]]['files']['best model']}")
+    command = [sys.executable, "-m", "pytorch_accelerated", "runs", str(folder), "--json"]
+    ranking = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)["runs"]
+    ended = [each for each in ranking if each["status"] in ("finished", "stopped")]
+    for each in ended[:5]:
+        print(f"{each['name']:>5}  {each['best']['value']:.4f}  {result_in(Path(each['path']))['notes']}")
+    print(f"\nKept: {kept}\nModel: {result_in(Path(ended[0]['path']))['files']['best model']}")
 
 
 if __name__ == "__main__":
