@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.proving.factory import make_run
@@ -87,7 +87,7 @@ class Recording(TrainerCallback):
         if trainer.run_state.updates == 0:
             modules = trainer.get_model().named_modules()
             self._first.draws |= self._generators != digest(generator_states())
-            self._first.statistics = [name for name, each in modules if isinstance(each, _BatchNorm) and each.training]
+            self._first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Keep the gradients."""
