@@ -50,7 +50,7 @@ class Encoded:
     Attributes:
         structure: for `formats.dump_json`.
         tensors: by name, for `formats.chunks`. They are the live tensors on their devices, not copies.
-        sharded: by name, this rank's parts of sharded tensors, for `sharded_files.write_shards`; not copies either.
+        sharded: by name, this rank's parts of sharded tensors, for `state_folder.write_shards`; not copies either.
     """
 
     structure: Any
