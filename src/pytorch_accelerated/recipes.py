@@ -17,7 +17,7 @@ from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.optimizers import param_groups
-from pytorch_accelerated.schedulers.one_cycle import one_cycle
+from pytorch_accelerated.schedulers.cosine_scheduler import one_cycle
 from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.trees import merged
 

@@ -16,8 +16,14 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.checkpointing.codec import Encoded, encode
-from pytorch_accelerated.checkpointing.held_states import checked_states, held_modules, held_objects, held_states
-from pytorch_accelerated.checkpointing.loading import check_same_kind, load_states
+from pytorch_accelerated.checkpointing.loading import (
+    check_same_kind,
+    checked_states,
+    held_modules,
+    held_objects,
+    held_states,
+    load_states,
+)
 from pytorch_accelerated.checkpointing.optimizers import (
     check_optimizer_state,
     read_optimizer_file,

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.handler import CallbackHandler
     from pytorch_accelerated.data.run_plan import RunPlan
     from pytorch_accelerated.data.updates import CountItems, Loaders
-    from pytorch_accelerated.models.modes import OptimizerMode
-    from pytorch_accelerated.models.preparation import PreparedModel
+    from pytorch_accelerated.models.preparation import OptimizerMode, PreparedModel
     from pytorch_accelerated.processes.accelerators import Accelerator
     from pytorch_accelerated.processes.ranks import Ranks, UnevenRanks
     from pytorch_accelerated.run_config import TrainerRunConfig

@@ -1,9 +1,9 @@
-"""Prepares the model and the optimizer for a run, and restores them afterwards."""
+"""Prepares the model and the optimizer for a run, restores them afterwards, and switches optimizers with modes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
 from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
+from pytorch_accelerated.models.kept import kept
+from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.models.wrappers import PARALLEL, compile_in_place
 from pytorch_accelerated.processes.accelerators import refuse_idle_fp8, uses_deepspeed
@@ -134,3 +136,51 @@ def move_state(optimizer: Any) -> None:
             # Scalar counters stay on the CPU, where torch's own optimizers keep them.
             if isinstance(value, torch.Tensor) and value.ndim > 0:
                 state[name] = value.to(parameter.device)
+
+
+class OptimizerMode:
+    """The mode of optimizers such as those of schedulefree, with methods `train` and `eval` that change the weights.
+
+    While such an optimizer trains, the model has other weights than those that it is evaluated and saved with.
+
+    Args:
+        optimizers: all that train something.
+
+    Attributes:
+        is_training: whether the weights are those of training.
+    """
+
+    def __init__(self, optimizers: Iterable[Any] = ()) -> None:
+        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        alone: list[Any] = [one for each in inner for one in (each if isinstance(each, Optimizers) else [each])]
+        self._optimizers = [one for one in alone if callable(getattr(one, "train", None)) and hasattr(one, "eval")]
+        self.is_training = False
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether the weights to evaluate and save are other ones than those that the model has now."""
+        return self.is_training and bool(self._optimizers)
+
+    def train(self) -> None:
+        """Give the model the weights of training."""
+        for optimizer in self._optimizers:
+            optimizer.train()
+        self.is_training = True
+
+    def eval(self) -> None:
+        """Give the model the weights to evaluate and save."""
+        for optimizer in self._optimizers:
+            optimizer.eval()
+        self.is_training = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Context with the weights to evaluate and save. Afterwards, those of training are the same to the bit."""
+        with kept() as before:
+            if self.changes_weights:
+                groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+                # The methods round, there and back again.
+                before.tensors(parameter for group in groups for parameter in group["params"])
+                before.call(self.train)
+            self.eval()
+            yield

@@ -1,7 +1,6 @@
 """Learning-rate schedulers that step once per optimizer update, and base classes for your own."""
 
-from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
-from pytorch_accelerated.schedulers.one_cycle import one_cycle
+from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler, one_cycle
 from pytorch_accelerated.schedulers.preview import plot_schedule, scheduled_values
 from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from pytorch_accelerated.schedulers.warmup_scheduler import (

@@ -1,6 +1,6 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.update` and `Step.compute` first. Subclasses, each in a file beside this one, replace a part; `variants.py`
+Read `Step.update` and `Step.compute` first. Subclasses, in the files beside this one, replace a part; `variants.py`
 chooses among them, once, when the run is created. Hooks are looked up whenever they are called, so that a callback may
 replace one within the run.
 """

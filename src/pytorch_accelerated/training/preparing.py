@@ -31,8 +31,7 @@ from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import check_scheduler
 from pytorch_accelerated.models.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
-from pytorch_accelerated.models.modes import OptimizerMode
-from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.seeding import mixed_seed, set_seed

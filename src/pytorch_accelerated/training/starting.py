@@ -17,7 +17,7 @@ from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.models.modes import OptimizerMode
+from pytorch_accelerated.models.preparation import OptimizerMode
 from pytorch_accelerated.processes.ranks import UnevenRanks, is_lost_contact, lost_peer_error
 from pytorch_accelerated.progress.text import show
 from pytorch_accelerated.steps.guarded import savers_among
