@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, unpack_sequence
 
 from pytorch_accelerated.errors import ArgumentTypeError, DataError, HookOutputError
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.prediction.rows import (
     BLOCK_BYTES,
     ROOT,
@@ -136,7 +137,7 @@ class InMemoryPredictions:
         results = map_leaves(_kept, predictions)
         if not isinstance(results, list) or len(results) != (samples or len(results)):
             raise HookOutputError(
-                f"{self._source} returned {_described(predictions)} for a batch of {samples} samples, but lists with "
+                f"{self._source} returned {described(predictions)} for a batch of {samples} samples, but lists with "
                 "one result per sample for those before it. Return such a list for every batch."
             )
         self._results.append((start, results))
@@ -264,11 +265,6 @@ def _kept(leaf: Any) -> Any:
         return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _described(predictions: Any) -> str:
-    kind = f"a {type(predictions).__name__}"
-    return f"{kind} of {len(predictions)} items" if isinstance(predictions, (list, tuple)) else kind
-
-
 def _as_tensor(leaf: Any) -> torch.Tensor:
     """The dense tensor that `leaf` is, or that its values make.
 
@@ -288,11 +284,11 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
 
 
 def _cannot_be_joined(where: str, others: str, found: Kinds, expected: Kinds, source: str) -> DataError:
-    def described(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+    def in_words(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
         return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
 
     difference = ", ".join(
-        f"{path} is {described(found.get(path))} instead of {described(expected.get(path))}"
+        f"{path} is {in_words(found.get(path))} instead of {in_words(expected.get(path))}"
         for path in {**expected, **found}
         if found.get(path) != expected.get(path)
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.models.wrappers import innermost
 from pytorch_accelerated.trees import count_rows, would_broadcast
 
@@ -116,7 +117,7 @@ def _loss_of_dict(loss_func: Callable[..., Any], outputs: Any, batch: Mapping[st
     except (TypeError, AttributeError) as error:  # torch's losses read a dtype or a size, which a dict lacks
         raise DataError(
             f"The loss function failed: {error}. For a dict batch it is called as loss_func(outputs, batch), here with "
-            f"{_describe(outputs)} and {_describe(batch)}. If it takes targets instead, pass for example "
+            f"{described(outputs)} and {described(batch)}. If it takes targets instead, pass for example "
             f"`lambda outputs, batch: loss_func(outputs, batch['labels'])`, or override `{hook}`."
         ) from error
 
@@ -129,7 +130,7 @@ def own_loss(outputs: Any) -> Any:
         return outputs[0]
     raise DataError(
         f"The trainer has no loss function (`loss_func` is None), so the model must return its loss, but it returned "
-        f"{_describe(outputs)}. Pass a loss function, or put the labels into the batch so that the model can."
+        f"{described(outputs)}. Pass a loss function, or put the labels into the batch so that the model can."
     )
 
 
@@ -142,15 +143,7 @@ def _parameter_names(forward: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters) - {"self"}
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the entries {', '.join(map(repr, value)) or '(none)'}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)} items"
-    return f"a {type(value).__name__}"
-
-
 def _cannot_use(batch: Any, hook: str, takes: str) -> DataError:
     return DataError(
-        f"The batch is {_describe(batch)}, but `{hook}` by default takes {takes}. Override `{hook}` for such batches."
+        f"The batch is {described(batch)}, but `{hook}` by default takes {takes}. Override `{hook}` for such batches."
     )
