@@ -25,7 +25,7 @@ class LayerGroup(NamedTuple):
     is_frozen: bool
 
 
-class Layer(NamedTuple):
+class Layer(LayerGroup):
     """A module without children.
 
     Attributes:
@@ -33,10 +33,6 @@ class Layer(NamedTuple):
         module: the module.
         is_frozen: whether nothing in it is trained. True for a layer without parameters.
     """
-
-    layer_group_idx: tuple[int, int]
-    module: nn.Module
-    is_frozen: bool
 
 
 class ModelFreezer:
