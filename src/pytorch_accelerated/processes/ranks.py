@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import functools
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LostPeerError, PytorchAcceleratedError
-from pytorch_accelerated.processes import gathering
+from pytorch_accelerated.trees import map_leaves
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -56,6 +58,109 @@ def _leave_groups() -> None:
     _control_group.cache_clear()
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
+
+
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
+    """Apply `function` to every tensor of nested tuples, lists and dicts.
+
+    Raises:
+        ArgumentTypeError: if there is anything but tensors in them.
+    """
+
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return function(leaf)
+        raise ArgumentTypeError(
+            f"A {type(leaf).__name__} is among the data to gather. Convert it to a tensor or leave it out."
+        )
+
+    return map_leaves(apply, data)
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its gradient; a 0-dim tensor as one row."""
+    return tensor.detach()[None] if tensor.ndim == 0 else tensor.detach()
+
+
+def without_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like `tensor`, but without any rows."""
+    return tensor.new_empty((0, *tensor.shape[1:]))
+
+
+def facts_of(rows: torch.Tensor, structure: str) -> list[int]:
+    """What the other ranks must know of `rows` before they can be gathered: a message for `RowsOfRanks.agreed`."""
+    return [zlib.crc32(structure.encode()), rows.ndim, _DTYPES.index(rows.dtype), *rows.shape]
+
+
+@dataclass(frozen=True)
+class RowsOfRanks:
+    """The layout of one tensor on all ranks.
+
+    Attributes:
+        counts: rows by rank.
+        row_shape: of the largest row in each dimension.
+        dtype: of all rows.
+    """
+
+    counts: list[int]
+    row_shape: list[int]
+    dtype: torch.dtype
+
+    @classmethod
+    def agreed(cls, facts: Sequence[Sequence[int]], padding_value: float | None) -> RowsOfRanks:
+        """The layout that fits all ranks.
+
+        Args:
+            facts: `facts_of` the rows of every rank, by rank.
+            padding_value: see `Ranks.gather`.
+
+        Raises:
+            ArgumentTypeError: if shapes or dtypes differ between ranks.
+        """
+        counts = [count for _, _, _, count, *_ in facts]
+        # A rank without rows often can't know what its rows would look like.
+        telling = [theirs for theirs, count in zip(facts, counts, strict=True) if count] or facts[:1]
+        if len({(ndim, dtype) for _, ndim, dtype, *_ in telling}) > 1:
+            found = ", ".join(f"{ndim}-dim {_DTYPES[dtype]}" for _, ndim, dtype, *_ in facts)
+            raise ArgumentTypeError(
+                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them."
+            )
+        row_shapes = [list(shape) for _, _, _, _, *shape in telling]
+        widest = [max(sizes) for sizes in zip(*row_shapes, strict=True)]
+        if padding_value is None and any(shape != widest for shape in row_shapes):
+            raise ArgumentTypeError(
+                f"Rows of shapes {', '.join(map(str, row_shapes))} (by rank) cannot be joined. Pass `padding_value`."
+            )
+        return cls(counts, widest, _DTYPES[telling[0][2]])
+
+    def padded(self, rows: torch.Tensor, padding_value: float | None, device: torch.device) -> torch.Tensor:
+        """The rows of this rank on `device`, in the shape that every rank sends."""
+        padded = torch.full((max(self.counts), *self.row_shape), padding_value or 0, dtype=self.dtype, device=device)
+        if len(rows):
+            padded[tuple(slice(size) for size in rows.shape)] = rows
+        return padded
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The rows of all ranks from the octets of what each has sent."""
+        row_length = len(parts[0]) // max(1, *self.counts)
+        octets = torch.cat([part[: count * row_length] for part, count in zip(parts, self.counts, strict=True)])
+        return octets.view(self.dtype).view(sum(self.counts), *self.row_shape)
+
+
+def octets_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of `tensor` in one dimension: no backend moves every dtype. A view if the tensor is contiguous."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of an expanded tensor that is in memory, so that nothing is written twice."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 class Ranks:
@@ -176,8 +281,8 @@ class Ranks:
         if self._is_alone:
             return
         for tensor in tensors:
-            target = gathering.without_repeats(tensor.detach())
-            octets = gathering.octets_of(target).to(self.device)
+            target = without_repeats(tensor.detach())
+            octets = octets_of(target).to(self.device)
             if len(octets):
                 dist.broadcast(octets, src=0)
             if octets.data_ptr() != target.data_ptr():
@@ -206,15 +311,13 @@ class Ranks:
                 or if some rank doesn't call it.
         """
         if self._is_alone:
-            return gathering.map_tensors(gathering.as_rows, data)
-        structure = repr(gathering.map_tensors(lambda _: None, data))
-        return gathering.map_tensors(
-            lambda tensor: self._gather_rows(gathering.as_rows(tensor), structure, padding_value), data
-        )
+            return map_tensors(as_rows, data)
+        structure = repr(map_tensors(lambda _: None, data))
+        return map_tensors(lambda tensor: self._gather_rows(as_rows(tensor), structure, padding_value), data)
 
     def announce_gather(self, data: Any, padding_value: float | None) -> None:
         """Before `gather`, where some ranks are idle: tell them what they must join."""
-        nothing = gathering.map_tensors(lambda tensor: gathering.without_rows(tensor).cpu(), data)
+        nothing = map_tensors(lambda tensor: without_rows(tensor).cpu(), data)
         self._refuse_lonely_gather(self.exchange((nothing, padding_value)))
 
     def finish_round(self, *, is_idle: bool) -> None:
@@ -226,7 +329,7 @@ class Ranks:
                 return
             self._refuse_lonely_gather(calls)
             data, padding_value = announced[0]
-            self.gather(gathering.map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
+            self.gather(map_tensors(lambda tensor: tensor.to(self.device), data), padding_value)
 
     def _refuse_lonely_gather(self, calls: list[Any]) -> None:
         missing = [str(rank) for rank, call in enumerate(calls) if call == _DONE]
@@ -252,14 +355,14 @@ class Ranks:
         return [message[2 : 2 + message[1]] for message in messages]
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
-        everyones = self._tell(_GATHER, gathering.facts_of(rows, structure))
+        everyones = self._tell(_GATHER, facts_of(rows, structure))
         if len({checksum for checksum, *_ in everyones}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
                 f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}."
             )
-        layout = gathering.RowsOfRanks.agreed(everyones, padding_value)
-        octets = gathering.octets_of(layout.padded(rows, padding_value, self.device))
+        layout = RowsOfRanks.agreed(everyones, padding_value)
+        octets = octets_of(layout.padded(rows, padding_value, self.device))
         parts = [torch.empty_like(octets) for _ in range(self.count)]
         if len(octets):
             dist.all_gather(parts, octets)
@@ -291,7 +394,7 @@ class UnevenRanks:
         if self._has_empty_rank:
             self._ranks.announce_gather(data, padding_value)
         elif self._counts_nothing:
-            data = gathering.map_tensors(gathering.without_rows, data)
+            data = map_tensors(without_rows, data)
         return self._ranks.gather(data, padding_value)
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ from pytorch_accelerated.models.wrappers import for_evaluation
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.prediction.stored import collect_predictions
-from pytorch_accelerated.processes.gathering import map_tensors
+from pytorch_accelerated.processes.ranks import map_tensors
 from pytorch_accelerated.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.steps.hook_output import loss_and_size
 from pytorch_accelerated.tracking.loss import LossTracker
