@@ -28,8 +28,8 @@ from pytorch_accelerated.huggingface.checkpoints import restoring, saving
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import optimizing, refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.measuring import metric_of, note_if_best
 from pytorch_accelerated.huggingface.engine.order import Order, with_batches_that_fit
+from pytorch_accelerated.huggingface.engine.training import metric_of, note_if_best
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
