@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.storable import with_difference
+from pytorch_accelerated.checkpointing.training_state import with_difference
 from tests.support.processes import run_forked, run_on_ranks
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "rank_differences.py"
