@@ -91,8 +91,10 @@ class States:
     def resume_from(self, state: Path | None) -> None:
         """Note the training state that the run will be resumed from, if any."""
         self.context.resumed_from = state
-        self._saved_data = None if state is None else _data_of(state)
-        self.context.left_out = () if state is None else _left_out_of(state)
+        facts = {} if state is None else _facts_of(state)
+        self._saved_data = None if state is None else saved_data(facts)
+        with explained_loading("What the run leaves out", state):
+            self.context.left_out = tuple(LeftOut(**entry) for entry in facts.get("left_out", ()))
 
     def saved_seed(self, role: str | None) -> int | None:
         """The seed of a loader of the run that is resumed, if there is one.
@@ -157,19 +159,11 @@ def _seed_of(folder: Path) -> int:
         return int(read_manifest(folder).facts["seed"])
 
 
-def _data_of(folder: Path) -> dict[str, SavedData]:
-    """The facts about the loaders of the run that was saved in `folder`; empty for states without them."""
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """What the manifest of a state says about its run."""
     if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
         return {}
-    return saved_data(read_manifest(folder).facts)
-
-
-def _left_out_of(folder: Path) -> tuple[LeftOut, ...]:
-    """What the run that was saved in `folder` leaves out; nothing for states without it."""
-    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
-        return ()
-    with explained_loading("What the run leaves out", folder):
-        return tuple(LeftOut(**entry) for entry in read_manifest(folder).facts.get("left_out", ()))
+    return read_manifest(folder).facts
 
 
 def _difference_by_ranks(run: Context, folder: Path) -> str | None:
