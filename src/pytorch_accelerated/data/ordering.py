@@ -71,6 +71,11 @@ class EpochOrder:
         """The number of samples."""
         return len(self.indices)
 
+    def rows(self, start: int, stop: int) -> list[Any]:
+        """What is at some positions."""
+        rows = self.indices[start:stop]
+        return rows.tolist() if isinstance(rows, torch.Tensor) else list(rows)
+
     def without(self, left_out: Iterable[LeftOut], epoch: int) -> EpochOrder:
         """The order of an epoch without what is left out of it. Batches get smaller, and empty ones vanish."""
         indices, sizes = self.indices, self.batch_sizes

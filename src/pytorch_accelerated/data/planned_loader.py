@@ -68,10 +68,7 @@ class PlannedLoader(RunLoader):
 
     def indices(self, start: int, stop: int) -> list[int] | None:
         order = self._orders.known(self._epoch)
-        if order is None:
-            return None  # a sampler may not be read twice
-        rows = order.indices[start:stop]
-        return rows.tolist() if isinstance(rows, torch.Tensor) else list(rows)
+        return order and order.rows(start, stop)  # None: a sampler may not be read twice
 
     def count_updates(self) -> int:
         self._orders.sizes(self._epoch, is_exact=True)

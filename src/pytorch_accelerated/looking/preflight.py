@@ -19,7 +19,7 @@ from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.checkpointing.disk import is_folder, resolved
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
-from pytorch_accelerated.looking.rehearsal import rehearsal
+from pytorch_accelerated.looking.rehearsal import rehearsal, taking_part
 from pytorch_accelerated.progress.text import aligned, format_bytes
 from pytorch_accelerated.tracking.loss import widest_float
 from pytorch_accelerated.trees import leaves_by_path
@@ -154,13 +154,12 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     started = time.perf_counter()
     ranks = trainer.run_context.ranks
     callbacks = list(trainer.callback_handler)
-    taking_part = [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [_existing_parent(saver.save_dir) for saver in savers] or [Path(tempfile.gettempdir())]
     one_update = _OneUpdate()
     scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
-        with rehearsal(trainer, [*taking_part, OuterLimit(1), one_update], place=places[0]):
+        with rehearsal(trainer, [*taking_part(callbacks), OuterLimit(1), one_update], place=places[0]):
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
@@ -179,7 +178,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             f"{format_bytes(free_bytes)} are free on its disk. Free some space, or save elsewhere."
         )
     names = {id(callback): type(callback).__name__ for callback in callbacks}
-    rehearsed = tuple(names.pop(id(callback)) for callback in taking_part)
+    rehearsed = tuple(names.pop(id(callback)) for callback in taking_part(callbacks))
     return PreflightReport(
         metric_names=metric_names,
         seconds=time.perf_counter() - started,

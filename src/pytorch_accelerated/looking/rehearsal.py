@@ -96,6 +96,11 @@ def preparing(callbacks: Iterable[Any]) -> list[Any]:
     return [callback for callback in callbacks if getattr(callback, "prepares_run", False)]
 
 
+def taking_part(callbacks: Iterable[Any]) -> list[Any]:
+    """Those of `callbacks` that neither print nor write files: `takes_part_in_preflight` says so."""
+    return [callback for callback in callbacks if getattr(callback, "takes_part_in_preflight", True)]
+
+
 def _keep_in_memory(before: Kept, trainer: Trainer) -> None:
     for part in (trainer.get_model(), trainer.optimizer, trainer.scheduler, *held_parts(trainer).values()):
         if isinstance(part, (nn.Module, torch.Tensor)):

@@ -100,16 +100,21 @@ class Kept:
         if not hasattr(target, "__dict__"):
             return
         before = dict(vars(target))
-        contents = [(value, value.copy()) for value in before.values() if type(value) in (list, dict, set)]
+        for value in before.values():
+            if type(value) in (list, dict, set):
+                self.contents(value)
+        self.call(vars(target).update, before)
+        self.call(vars(target).clear)
+
+    def contents(self, container: Any) -> None:
+        """Keep what is in a list, deque, dict or set."""
+        items = container.copy()
 
         def restore() -> None:
-            vars(target).clear()
-            vars(target).update(before)
-            for value, items in contents:
-                if isinstance(value, set) and value == items:
-                    continue  # filled again, it may have another order
-                value.clear()
-                value.extend(items) if isinstance(value, list) else value.update(items)
+            if isinstance(container, set) and container == items:
+                return  # filled again, it may have another order
+            container.clear()
+            container.update(items) if isinstance(container, (set, dict)) else container.extend(items)
 
         self.call(restore)
 

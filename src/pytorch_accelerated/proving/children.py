@@ -25,6 +25,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.facts.names import is_users_class
+from pytorch_accelerated.looking.rehearsal import taking_part
 from pytorch_accelerated.proving.factory import make_run
 from pytorch_accelerated.proving.outside import Outside
 from pytorch_accelerated.proving.trace import Trace, UpdateTrace, digest, gradients_of
@@ -132,10 +133,10 @@ class Job:
         folder: for them.
         settings: arguments of `train` besides those that it makes itself.
         last_update: it stops after this one.
-        states: a folder for a training state of each update; None for none.
+        watching: callbacks that see each update, too.
         killed_in: it kills itself within this update; None for never.
         num_threads: of torch.
-        script: defines what the payload consists of; None if modules do.
+        script: that may define what the payload consists of; None if there is none.
     """
 
     payload: bytes
@@ -143,10 +144,10 @@ class Job:
     folder: Path
     settings: Mapping[str, Any]
     last_update: int
-    states: Path | None = None
+    watching: tuple[TrainerCallback, ...] = ()
     killed_in: int | None = None
     num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
-    script: Path | None = None
+    script: Path | None = dataclasses.field(default_factory=lambda: _script())
 
     def file(self, ending: str) -> Path:
         """A file of the child."""
@@ -182,9 +183,8 @@ def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> 
         if is_users_class(type(trainer)):
             raise NotCheckedError(f"{type(trainer).__name__} may need other arguments than a `Trainer`: {_REMEDY}")
         given = dataclasses.asdict(dataclasses.replace(trainer.run_context.given, accelerator=None))
-        taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
         parts = {"model": trainer.model, "loss_func": trainer.loss_func, "optimizer": trainer.optimizer}
-        factory = type(trainer), {**parts, "callbacks": taking_part, **given}, dict(arguments)
+        factory = type(trainer), {**parts, "callbacks": taking_part(trainer.callback_handler), **given}, dict(arguments)
     try:
         payload = pickle.dumps(factory)
     except Exception as error:
@@ -208,7 +208,7 @@ def _script() -> Path | None:
 
 
 def _made(payload: bytes, script: Path | None) -> tuple[Trainer, dict[str, Any]]:
-    if script is not None:
+    if script is not None and _MAIN in payload:
         module = types.ModuleType("__mp_main__")
         vars(module).update(runpy.run_path(str(script), run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
@@ -235,11 +235,9 @@ def work(path: str) -> None:
         def write() -> None:
             job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
 
-        callbacks: list[Any] = [
-            each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)
-        ]
-        callbacks += [Recording(first), *([] if job.states is None else [Saving(job.states)])]
-        callbacks += [] if job.killed_in is None else [_Killed(job.killed_in, write)]
+        callbacks = [*taking_part(trainer.callback_handler), Recording(first), *job.watching]
+        if job.killed_in is not None:
+            callbacks.append(_Killed(job.killed_in, write))
         trainer.callback_handler.callbacks = [*callbacks, trace]
         trainer.train(**arguments)
         if trainer.run_context.ranks.is_first:
@@ -285,8 +283,6 @@ def two_ranks() -> list[dict[str, str]]:
 
 
 def _started(job: Job, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    if _MAIN in job.payload:
-        job = dataclasses.replace(job, script=_script())
     job.file("job").write_bytes(pickle.dumps(job))
     code = f"from {__name__} import work; work({str(job.file('job'))!r})"
     paths = os.pathsep.join(sys.path)

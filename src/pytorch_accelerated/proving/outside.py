@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +18,11 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated.models.kept import Kept
 from pytorch_accelerated.models.optimizers import Optimizers
-from pytorch_accelerated.proving.trace import UpdateTrace, digest
+from pytorch_accelerated.proving.trace import GENERATORS, PLAIN, UpdateTrace, digest, state_of_generator
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
@@ -158,12 +155,12 @@ def _within(place: Place, seen: set[int], depth: int = 0) -> Iterator[Place]:
         "pytorch_accelerated."
     ):
         return
-    is_first = isinstance(value, _PLAIN) or id(value) not in seen
+    is_first = isinstance(value, PLAIN) or id(value) not in seen
     if not is_first or depth > _MAX_DEPTH:
         return
     seen.add(id(value))
     yield place
-    if isinstance(value, (*_PLAIN, *_GENERATORS, torch.Tensor, np.ndarray)):
+    if isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray)):
         return
     owner = place.root if depth == 0 else f"{_name_of(value)} in {place.root}"
     for text, below, put in _parts(value, owner, place.text):
@@ -175,7 +172,7 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
     if isinstance(value, _CONTAINERS):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         some = itertools.islice(items, _MAX_ITEMS)
-        yield from ((f"{place}[{key!r}]", item, None) for key, item in some if not isinstance(item, _PLAIN))
+        yield from ((f"{place}[{key!r}]", item, None) for key, item in some if not isinstance(item, PLAIN))
         return
     if isinstance(value, functools.partial):
         yield from ((f"{place}.{name}", getattr(value, name), None) for name in ("func", "args", "keywords"))
@@ -211,7 +208,7 @@ def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, Call
     module = function.__globals__
     owner = str(module.get("__name__")).replace("__mp_main__", "__main__")
     for name in _names_in(function.__code__):
-        if name in module and isinstance(module[name], (*_PLAIN, *_GENERATORS, *_CONTAINERS, itertools.count)):
+        if name in module and isinstance(module[name], (*PLAIN, *GENERATORS, *_CONTAINERS, itertools.count)):
             text = f"`{name}`, a variable of the module {owner},"
             yield text, module[name], functools.partial(module.__setitem__, name)
 
@@ -253,12 +250,12 @@ def _is_comparable(value: Any) -> bool:
     """Whether a value is small and plain enough to tell whether two runs have the same."""
     if isinstance(value, _CONTAINERS):
         items = itertools.chain(value, value.values() if isinstance(value, dict) else ())
-        return len(value) <= _MAX_ITEMS and all(isinstance(item, _PLAIN) for item in items)
-    return isinstance(value, (*_PLAIN, *_GENERATORS, torch.Tensor, np.ndarray, itertools.count))
+        return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
+    return isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray, itertools.count))
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, (*_GENERATORS, torch.Tensor, np.ndarray)):
+    if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
         return f"<{digest(value)}>"
     text = repr(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… <{digest(text)}>"
@@ -266,7 +263,7 @@ def _shown(value: Any) -> str:
 
 def _sentence(place: Place, one: str, other: str, when: str) -> str:
     text, remedy = place.text, _REMEDIES.get(place.role, "save it, or do without it")
-    if isinstance(place.value, _GENERATORS):
+    if isinstance(place.value, GENERATORS):
         remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
         return f"{text} is a generator of its own, which no state saves: {remedy}"
     if one.startswith("<") or other.startswith("<"):
@@ -281,18 +278,9 @@ def _keep_contents(before: Kept, value: Any) -> None:
         before.tensors([value] if value.is_contiguous() else [])
     elif isinstance(value, np.ndarray):
         before.call(np.copyto, value, value.copy()) if value.flags.writeable else None
-    elif isinstance(value, (torch.Generator, np.random.RandomState)):
-        before.call(value.set_state, value.get_state())
     elif isinstance(value, np.random.Generator):
         before.call(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
-    elif isinstance(value, random.Random):
-        before.call(value.setstate, value.getstate())
+    elif isinstance(value, GENERATORS):
+        before.call(getattr(value, "set_state", None) or value.setstate, state_of_generator(value))
     elif isinstance(value, (list, set, dict, deque)):
-        before.call(_refill, value, value.copy())
-
-
-def _refill(container: Any, items: Any) -> None:
-    if isinstance(container, set) and container == items:
-        return  # filled again, it may have another order
-    container.clear()
-    container.update(items) if isinstance(container, (set, dict)) else container.extend(items)
+        before.contents(value)

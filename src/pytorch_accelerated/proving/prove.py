@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.looking.rehearsal import refuse, rehearsal
+from pytorch_accelerated.looking.rehearsal import refuse, rehearsal, taking_part
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.progress.text import aligned
 from pytorch_accelerated.proving.children import (
@@ -33,6 +33,7 @@ from pytorch_accelerated.proving.children import (
     two_ranks,
 )
 from pytorch_accelerated.proving.outside import Outside
+from pytorch_accelerated.proving.replay import NOT_TAKEN
 from pytorch_accelerated.proving.trace import PARTS, Parting, Trace, UpdateTrace, digest, first_parting
 from pytorch_accelerated.seeding import with_seed
 from pytorch_accelerated.training.hooks import overrides
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 SAME, ROUNDING, DIFFERENCE = "same bits", "equal to rounding", "difference"
 KNOWN, NOT_CHECKED = "known difference", "not checked"
-_NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
 _AGAIN, _RESUMED = "again", "resumed at each update"
 _ORDER = "another one in a new process: sort what comes from a set or folder, and call `set_seed` before what is random"
 _BY_ITSELF = {
@@ -101,7 +101,7 @@ class Proof:
 def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, given: Mapping[str, Any]) -> Proof:
     """The proof of `Trainer.prove`."""
     check_positive_count("updates", updates)
-    refuse(given, _NOT_TAKEN, by="prove")
+    refuse(given, NOT_TAKEN, by="prove")
     if trainer.run_context.ranks.count > 1 or is_child():
         raise ConfigurationError(
             "`prove` was called in one of several processes, but it starts those that it needs. Call it in a single "
@@ -130,7 +130,7 @@ class _Proving:
 
     def __init__(self, trainer: Trainer, arguments: dict[str, Any], updates: int, folder: Path) -> None:
         self._trainer, self._arguments, self._folder = trainer, arguments, folder
-        self._callbacks = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
+        self._callbacks = taking_part(trainer.callback_handler)
         self._outside = Outside(arguments)
         self._settings: dict[str, Any] = {}
         self._ignored: set[str] = set()
@@ -296,7 +296,8 @@ class _Proving:
 
     def _killed(self, factory: Any) -> Check:
         states, update = self._folder / "killed", self._last // 2 + 1
-        job = dataclasses.replace(self._job(factory, "killed", self._last), states=states, killed_in=update)
+        job = self._job(factory, "killed", self._last)
+        job = dataclasses.replace(job, watching=(Saving(states),), killed_in=update)
         before, _ = run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
         after: list[UpdateTrace] = []
         if first_parting(self.reference, before) is None:

@@ -19,7 +19,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.checkpointing.policy import read_run_history
 from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
-from pytorch_accelerated.looking.rehearsal import arguments_of_last_run, refuse, rehearsal
+from pytorch_accelerated.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import whole
 from pytorch_accelerated.progress.text import aligned
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 _MOST_SHOWN = 8
-_NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
+NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -86,9 +86,9 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the tensors, as plain values."""
-        names = ("update", "epoch", "updates_before", "rows", "row_losses", "loss", "recorded_loss")
-        norms = {"gradient_norm": self.gradient_norm, "gradient_norms": self.gradient_norms}
-        return {**{name: getattr(self, name) for name in names}, **norms, "state": self.state and str(self.state)}
+        tensors = ("batches", "gradients", "weights", "weights_after")
+        plain = {name: value for name, value in vars(self).items() if name not in tensors}
+        return {**plain, "state": self.state and str(self.state)}
 
     def __repr__(self) -> str:
         start = "the beginning of the run" if self.state is None else str(self.state)
@@ -112,7 +112,7 @@ class Replay:
 
 def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given: Mapping[str, Any]) -> Replay:
     """The replay of `Trainer.replay`. Must be called by all ranks."""
-    refuse(given, _NOT_TAKEN, by="replay")
+    refuse(given, NOT_TAKEN, by="replay")
     arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
     state, moment = nearest_state(trainer, states, update), Moment(update, debug)
     with trained_again(trainer, {**arguments, "record_every_n_steps": 1}, state, moment):
@@ -136,11 +136,10 @@ def trained_again(
         state: the training state; None for the beginning of the run.
         watching: sees every event after the trainer's own callbacks, and ends the run.
     """
-    taking_part = [each for each in trainer.callback_handler if getattr(each, "takes_part_in_preflight", True)]
     changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
     if arguments.get("nonfinite_policy") == "rollback":
         changed["nonfinite_policy"] = None  # what was rolled back is shown as it was before
-    with rehearsal(trainer, [*taking_part, watching]):
+    with rehearsal(trainer, [*taking_part(trainer.callback_handler), watching]):
         trainer.train(**{**arguments, **changed})
         yield
 
@@ -280,40 +279,36 @@ def rows_of_batches(trainer: Trainer) -> list[list[int]] | None:
         return None
     order, windows = loader.windows(run.state.samples_in_epoch, run.state.batches_in_epoch)
     cells = [cells[run.ranks.index] for cells in next(windows).rounds]
-    rows = [order.indices[cell.start : cell.start + cell.size] for cell in cells]
-    return [each.tolist() if isinstance(each, torch.Tensor) else list(each) for each in rows]
+    return [order.rows(cell.start, cell.start + cell.size) for cell in cells]
 
 
 def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] | None:
     """The loss of each row, in order, from the outputs of a whole batch."""
     size = count_rows(batch)
     targets = batch[1] if isinstance(batch, (tuple, list)) else batch
-    if not size or count_rows(outputs) != size:
+    if count_rows(outputs) != size:
         return None
-    with kept() as before, torch.no_grad():
-        before.generators()
-        try:
-            return [float(loss_func(_row(outputs, at, size), _row(targets, at, size))) for at in range(size)]
-        except Exception:  # a loss of the user's own may need a whole batch
-            return None
+    return _losses(size, lambda at: loss_func(_row(outputs, at, size), _row(targets, at, size)))
 
 
-def _losses_of_single_rows(
-    trainer: Trainer, batch: Any, loss_of: Callable[[Any], Any] | None = None
-) -> list[float] | None:
+def _losses_of_single_rows(trainer: Trainer, batch: Any, loss_of: Callable[[Any], Any] | None) -> list[float] | None:
     """The loss of each row, in order, computed by itself in evaluation mode. Changes nothing."""
     size, model = count_rows(batch), trainer.get_model()
     loss_of = loss_of or (lambda row: trainer.calculate_train_batch_loss(row)["loss"])
-    if not size:
-        return None
-    with kept() as before, torch.no_grad():
-        before.generators()
+    with kept() as before:
         before.modes(model)
         before.tensors(model.buffers())
+        model.eval()
+        return _losses(size, lambda at: loss_of(_row(batch, at, size)))
+
+
+def _losses(size: int | None, loss_of: Callable[[int], Any]) -> list[float] | None:
+    """The losses of rows by their place in a batch; None if the batch cannot be taken apart."""
+    with kept() as before, torch.no_grad():
+        before.generators()
         try:
-            model.eval()
-            return [float(loss_of(_row(batch, at, size))) for at in range(size)]
-        except Exception:  # a hook of the user's own may need a whole batch
+            return [float(loss_of(at)) for at in range(size or 0)] or None
+        except Exception:  # a hook or loss of the user's own may need a whole batch
             return None
 
 

@@ -23,7 +23,9 @@ from pytorch_accelerated.trees import leaves_by_path
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, np.generic)
+PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
+_SHOWN = (*PLAIN, torch.dtype, torch.device)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class UpdateTrace(NamedTuple):
@@ -94,15 +96,13 @@ class Trace(TrainerCallback):
     """Records what each update consisted of. Changes nothing; put it last among the callbacks.
 
     Args:
-        last_update: the run stops after it; None for no limit.
-        outside: gives further things to record by name, before each update; texts as they are, others as digests.
+        last_update: the run stops after it.
+        outside: gives further things to record before each update, as texts by name.
     """
 
     takes_part_in_preflight = False
 
-    def __init__(
-        self, last_update: int | None = None, outside: Callable[[Trainer], Mapping[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, last_update: int, outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {}) -> None:
         self.updates: list[UpdateTrace] = []
         self._last_update = last_update
         self._outside = outside
@@ -112,11 +112,12 @@ class Trace(TrainerCallback):
         """Record the weights before the update, and what each of its batches begins with."""
         run = trainer.run_context
         if not self._begun:
-            outside = {} if self._outside is None else self._outside(trainer)
-            self._begun = {"weights": digest(weights_of(trainer)), "rows": rows_of_current_update(trainer)}
-            self._begun |= {"outside": {name: _compared_by(value) for name, value in outside.items()}}
-            self._begun |= {"batches": {}, "generators": [], "losses": []}
-        _feed_rows(self._begun["batches"], run.training.step.micro_batch.batch)
+            indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
+            start = run.state.samples_in_epoch
+            rows = indices(start, start + run.training.step.current.samples)
+            self._begun = {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
+            self._begun |= {"rows": rows and tuple(rows), "batch": {}, "generators": [], "losses": []}
+        _feed_rows(self._begun["batch"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
@@ -133,22 +134,14 @@ class Trace(TrainerCallback):
         """Complete the record, and stop after the last update."""
         begun, self._begun = self._begun, {}
         done, optimizer = trainer.run_state.updates, trainer.optimizer
-        self.updates.append(
-            UpdateTrace(
-                update=done,
-                epoch=trainer.run_history.current_epoch,
-                weights=begun["weights"],
-                rows=begun["rows"],
-                batch=digest({place: hasher.hexdigest() for place, hasher in begun["batches"].items()}),
-                generators=digest(begun["generators"]),
-                losses=tuple(begun["losses"] or [repr(trainer.run_context.losses.copy().loss_value)]),
-                gradients=begun["gradients"],
-                settings=begun["settings"],
-                weights_after=digest(weights_of(trainer)),
-                optimizer=digest(None if optimizer is None else optimizer.state_dict()),
-                outside=begun["outside"],
-            )
-        )
+        begun |= {
+            "batch": digest({place: hasher.hexdigest() for place, hasher in begun["batch"].items()}),
+            "generators": digest(begun["generators"]),
+            "losses": tuple(begun["losses"] or [repr(trainer.run_context.losses.copy().loss_value)]),
+            "weights_after": digest(weights_of(trainer)),
+            "optimizer": digest(optimizer and optimizer.state_dict()),
+        }
+        self.updates.append(UpdateTrace(update=done, epoch=trainer.run_history.current_epoch, **begun))
         if done == self._last_update:
             raise StopTrainingError(f"Update {done} is done.")
 
@@ -163,9 +156,7 @@ def first_parting(one: Iterable[UpdateTrace], other: Iterable[UpdateTrace]) -> P
         beside = others.get(each.update, each)
         is_divided_alike = len(each.losses) == len(beside.losses)
         for part in PARTS:
-            if part in _OF_SINGLE_BATCHES and not is_divided_alike:
-                continue
-            if getattr(each, part) != getattr(beside, part):
+            if getattr(each, part) != getattr(beside, part) and (is_divided_alike or part not in _OF_SINGLE_BATCHES):
                 return Parting(each.update, part)
     return None
 
@@ -206,20 +197,6 @@ def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
 
 
-def _compared_by(value: Any) -> str:
-    return value if isinstance(value, str) else digest(value)
-
-
-def rows_of_current_update(trainer: Trainer) -> tuple[int, ...] | None:
-    """The rows of the training set in the update that has begun, over all ranks; None if they are unknown."""
-    run = trainer.run_context
-    start = run.state.samples_in_epoch
-    rows = getattr(run.loaders.train, "indices", lambda start, stop: None)(
-        start, start + run.training.step.current.samples
-    )
-    return None if rows is None else tuple(rows)
-
-
 def digest(value: Any) -> str:
     """A digest of nested containers, tensors, arrays, generators and plain values; of other objects only the class."""
     hasher = hashlib.blake2b(digest_size=16)
@@ -234,8 +211,8 @@ def _feed(take: Callable[[Any], None], value: Any) -> None:
     elif isinstance(value, np.ndarray):
         take(f"{value.dtype} {value.shape}".encode())
         take(repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
-        _feed(take, _state_of_generator(value))
+    elif isinstance(value, GENERATORS):
+        _feed(take, state_of_generator(value))
     elif isinstance(value, Mapping):
         _feed(take, [each for pair in value.items() for each in pair])
     elif isinstance(value, (set, frozenset)):
@@ -245,7 +222,7 @@ def _feed(take: Callable[[Any], None], value: Any) -> None:
         for each in value:
             _feed(take, each)
     else:
-        take((repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__).encode())
+        take((repr(value) if isinstance(value, _SHOWN) else type(value).__qualname__).encode())
 
 
 def _feed_rows(hashers: dict[str, Any], batch: Any) -> None:
@@ -263,9 +240,8 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _state_of_generator(generator: Any) -> Any:
+def state_of_generator(generator: Any) -> Any:
+    """The state of one of `GENERATORS`."""
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state()
-    return generator.get_state() if isinstance(generator, torch.Generator) else generator.getstate()
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
