@@ -612,7 +612,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: if the run has no such update, if its order depends on a seed that is not known, or if
                 the data is a stream.
         """
-        room = require("pytorch_accelerated.looking.rows", needed_by="`rows_of`")
+        room = require("pytorch_accelerated.looking.rehearsal", needed_by="`rows_of`")
         plan = room.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
         return plan.rows_of(update)  # type: ignore[no-any-return]
 
@@ -626,7 +626,7 @@ class Trainer(TrainerHooks):
         Args:
             row: its index in the dataset.
         """
-        room = require("pytorch_accelerated.looking.rows", needed_by="`updates_of`")
+        room = require("pytorch_accelerated.looking.rehearsal", needed_by="`updates_of`")
         plan = room.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
         return plan.updates_of(row)  # type: ignore[no-any-return]
 

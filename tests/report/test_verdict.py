@@ -18,7 +18,7 @@ from pytorch_accelerated.callbacks import (
     ResultCallback,
     SaveTrainingStateCallback,
 )
-from pytorch_accelerated.commands.verdict import judge, pairs_needed
+from pytorch_accelerated.commands.runs import judge, pairs_needed
 from pytorch_accelerated.report.contents import RunContents, write_page
 from pytorch_accelerated.report.reading import read_run
 from pytorch_accelerated.tracking import InMemoryRunHistory

@@ -53,12 +53,6 @@ def print_line(text: str = "") -> None:
     print(encodable(printable(text), sys.stdout), flush=True)
 
 
-def print_lines(found: object) -> None:
-    """Print the text of something, line by line."""
-    for line in str(found).splitlines():
-        print_line(line)
-
-
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> None:
     """Print rows of text below a header; columns of `numbers` are right-aligned."""
     right = [place for place, title in enumerate(header) if title in numbers]

@@ -7,9 +7,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.commands.command import Outcome, add_command, print_lines
+from pytorch_accelerated.commands.command import Outcome, add_command, print_line
 from pytorch_accelerated.proving.diff import diff
 from pytorch_accelerated.proving.factory import HELP, make_run
+from pytorch_accelerated.proving.replay import NOT_TAKEN
 
 
 def add_to(topics: Any) -> None:
@@ -37,19 +38,21 @@ def add_to(topics: Any) -> None:
 def _diff(options: argparse.Namespace) -> Outcome:
     places = options.place, options.place_b
     difference = diff(options.a, options.b, *(place and functools.partial(make_run, place) for place in places))
-    print_lines(difference)
-    return Outcome(difference.to_json(), exit_code=0 if difference.first_update is None else 1)
+    return _shown(difference, is_good=difference.first_update is None)
 
 
 def _replay(options: argparse.Namespace) -> Outcome:
-    trainer, arguments = make_run(options.place, without=("resume_from", "max_duration", "record_every_n_steps"))
-    replayed = trainer.replay(options.states, options.update, debug=options.debug, **arguments)
-    print_lines(replayed)
-    return Outcome(replayed.to_json())
+    trainer, arguments = make_run(options.place, without=NOT_TAKEN)
+    return _shown(trainer.replay(options.states, options.update, debug=options.debug, **arguments))
 
 
 def _prove(options: argparse.Namespace) -> Outcome:
-    trainer, arguments = make_run(options.place, without=("resume_from", "max_duration"))
+    trainer, arguments = make_run(options.place, without=NOT_TAKEN)
     proof = trainer.prove(updates=options.updates, factory=options.place, **arguments)
-    print_lines(proof)
-    return Outcome(proof.to_json(), exit_code=0 if proof.is_exact else 1)
+    return _shown(proof, is_good=proof.is_exact)
+
+
+def _shown(found: Any, *, is_good: bool = True) -> Outcome:
+    for line in str(found).splitlines():
+        print_line(line)
+    return Outcome(found.to_json(), exit_code=int(not is_good))
