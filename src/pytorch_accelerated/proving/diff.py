@@ -120,8 +120,8 @@ class RunDifference:
 
         Runs are equal if no record and no state differs in the updates that both have; settings may differ.
         """
-        records = [each.update for each in (self.step, self.metric) if each is not None]
-        return min([*records, *([] if self.differing_state is None else [self.differing_state])], default=None)
+        records = [each and each.update for each in (self.step, self.metric)]
+        return min((each for each in (*records, self.differing_state) if each is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -146,8 +146,7 @@ class RunDifference:
             return "\n".join(lines)
         lines.append(f"  Trained again from update {self.trained_from}: {self.parting or 'they do not part'}")
         for name, update in zip("AB", self.parted or (), strict=False):
-            rows_of_update = [] if update.rows is None else list(update.rows)
-            lines.append(f"    {name}  loss {', '.join(update.losses)} of the rows {_short(rows_of_update)}")
+            lines.append(f"    {name}  loss {', '.join(update.losses)} of the rows {_short(list(update.rows or ()))}")
         given = [name for name, is_same in zip("AB", self.is_reproduced, strict=True) if is_same]
         if len(given) < 2:
             lines.append(f"  The code as it is now gives {f'only {given[0]}' if given else 'neither'} as it was saved.")
@@ -201,8 +200,7 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         parts=parts,
     )
     first = found.first_update
-    before = [each for each in equal if first is None or each[0] < first]
-    start = before[-1] if before else None
+    start = next((each for each in reversed(equal) if first is None or each[0] < first), None)
     found = dataclasses.replace(found, equal_state=None if start is None else start[0])
     makes = [make or make_a or make_b for make in (make_a, make_b)]
     if first is None or None in makes:
@@ -229,8 +227,8 @@ class _Run:
     """
 
     def __init__(self, place: Path) -> None:
-        folders = [place, *sorted(place.glob("*/"))]
-        found = [folder for folder in folders if any("updates" in facts for _, facts in states_in(folder))]
+        states = {folder: states_in(folder) for folder in [place, *sorted(place.glob("*/"))]}
+        found = [folder for folder in states if states[folder]]
         if not found:
             raise ConfigurationError(
                 f"There are no training states in {place}. Check the path; SaveTrainingStateCallback writes them."
@@ -238,11 +236,10 @@ class _Run:
         if place not in found and len(found) > 1:
             names = ", ".join(folder.name for folder in found)
             raise ConfigurationError(f"{place} has training states of several runs: {names}. Give the folder of one.")
-        saved = [(folder, facts) for folder, facts in states_in(found[0]) if "updates" in facts]
-        by_position = {
-            (facts["updates"], facts["epochs"], facts["samples_in_epoch"]): folder for folder, facts in saved
-        }
-        self.states = {position: by_position[position] for position in sorted(by_position)}
+        saved = states[found[0]]
+        positions = [(facts["updates"], facts["epochs"], facts["samples_in_epoch"]) for _, facts in saved]
+        folders = [folder for folder, _ in saved]
+        self.states = dict(sorted(zip(positions, folders, strict=True), key=lambda each: each[0]))
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
         self.records = _records_of(read_run_history(newest))

@@ -184,7 +184,9 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
         yield from _variables_of(value)
     own = getattr(value, "__dict__", {})
     yield from ((f"`{name}` of {owner}", each, None) for name, each in own.items() if name not in _left_out(value))
-    for kind in _own_classes(type(value)):
+    for kind in type(value).__mro__:
+        if kind.__module__.partition(".")[0] in _LIBRARIES:
+            continue
         for name, each in vars(kind).items():
             if isinstance(each, types.FunctionType):
                 yield place, each, None
@@ -219,10 +221,6 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names_in(inner)
-
-
-def _own_classes(kind: type) -> list[type]:
-    return [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in _LIBRARIES]
 
 
 def _name_of(value: Any) -> str:

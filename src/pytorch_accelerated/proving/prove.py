@@ -182,10 +182,9 @@ class _Proving:
         self, updates: list[UpdateTrace], when: str, unknown: Callable[[Parting], str] = lambda parting: _UNKNOWN
     ) -> Check:
         """The verdict on a run that must have the same bits; `unknown` says what may be wrong if nothing is found."""
-        expected = [each.update for each in self.reference]
         parting = first_parting(self.reference, updates)
         if parting is None:
-            trained = [each.update for each in updates]
+            expected, trained = ([each.update for each in run] for run in (self.reference, updates))
             wrong = f"it trained the updates {trained} instead of {expected}" if trained != expected else ""
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
@@ -200,7 +199,7 @@ class _Proving:
             self._fault = check.culprit.partition(": ")[2]
         else:  # what differs now does no harm
             pairs = zip(self.reference, updates, strict=True)
-            self._ignored = {text for pair in pairs for text in _differing(*pair)}
+            self._ignored = {text for one, other in pairs for text, _ in one.outside.items() ^ other.outside.items()}
         return check
 
     def _fault_of(self, parting: Parting) -> str:
@@ -315,10 +314,6 @@ class _Proving:
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
         return self._compared_to_rounding(cut)
-
-
-def _differing(one: UpdateTrace, other: UpdateTrace) -> Iterator[str]:
-    return (text for text, shown in one.outside.items() if other.outside.get(text) != shown)
 
 
 def _has_same_rows(whole: FirstUpdate, cut: FirstUpdate) -> bool:

@@ -154,25 +154,25 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
     if isinstance(update, bool) or not isinstance(update, int) or update < 1:
         raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
     found = run.ranks.do_on_first(lambda: states_in(Path(states)))
-    saved = sorted((facts["updates"], number) for number, (_, facts) in enumerate(found) if "updates" in facts)
-    before = [number for updates, number in saved if updates < update]
+    found.sort(key=lambda each: each[1]["updates"])
+    before = [folder for folder, facts in found if facts["updates"] < update]
     if before:
-        return found[before[-1]][0]
-    if not saved:
+        return before[-1]
+    if not found:
         raise ConfigurationError(f"There is no training state in {states}. Check the path.")
     if run.number:
         raise ConfigurationError(
-            f"The oldest state in {states} is after update {saved[0][0]}, so the updates before are reached from the "
-            "first weights only, and this trainer has trained. Make it anew, as the script does, and replay at once."
+            f"The oldest state in {states} is after update {found[0][1]['updates']}, so the updates before are reached "
+            "from the first weights only, and this trainer has trained. Make it anew, as the script does, and replay "
+            "at once."
         )
     return None
 
 
 def states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The training state at `place`, or those in it, the oldest first, with their facts."""
-    if looks_like_state(place):
-        return [(place, read_manifest(place).facts)]
-    return [(folder, manifest.facts) for folder, manifest in list_states(place)]
+    """The training state at `place`, or those in it, the oldest first, with their facts, if a run has saved them."""
+    states = [(place, read_manifest(place))] if looks_like_state(place) else list_states(place)
+    return [(folder, manifest.facts) for folder, manifest in states if "updates" in manifest.facts]
 
 
 class Moment(TrainerCallback):

@@ -165,13 +165,9 @@ class ResultCallback(TrainerCallback):
         self._ending = {"status": "running", "reason": "", "error": None}
 
     def _fail(self, error: BaseException) -> None:
-        kind, message, notes = type(error).__name__, str(error), list(getattr(error, "__notes__", []))
-        reason = f"{kind}: {message}".strip(": ")
-        self._ending = {
-            "status": "failed",
-            "reason": reason,
-            "error": {"type": kind, "message": message, "notes": notes},
-        }
+        facts = {"type": type(error).__name__, "message": str(error), "notes": getattr(error, "__notes__", [])}
+        reason = f"{type(error).__name__}: {error}".strip(": ")
+        self._ending = {"status": "failed", "reason": reason, "error": facts}
 
     def _add_alert(self, trainer: Trainer, kind: str, text: str, **at: Any) -> None:
         if trainer.run_context.training is not None:
@@ -191,8 +187,7 @@ class ResultCallback(TrainerCallback):
         latest = [history.latest_record(name) for name in history.get_metric_names()]
         result = {
             "format": FORMAT,
-            "status": self._ending["status"],
-            "reason": self._ending["reason"],
+            **self._ending,
             "started": self._started,
             "updated": time.time(),
             "pid": os.getpid(),
@@ -204,7 +199,6 @@ class ResultCallback(TrainerCallback):
             "peak_memory": next((record.peak_memory for record in history.step_records[-1:]), None),
             "best": self._best(trainer),
             "metrics": {record.name: record.value for record in latest if record and record.is_scalar},
-            "error": self._ending["error"],
             "alerts": self._alerts,
             "files": _files_of(trainer.callback_handler),
             "config": config,
