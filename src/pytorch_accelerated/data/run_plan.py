@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.sampling import Window
 from pytorch_accelerated.errors import ConfigurationError
@@ -29,7 +27,7 @@ class PlannedUpdate(NamedTuple):
     number: int
     epoch: int
     window: Window
-    rows: Any
+    rows: list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +68,7 @@ class RunPlan:
 
     def rows_of(self, number: int) -> list[Any]:
         """The indices in the dataset of the rows of an update over all ranks, in the order of the epoch."""
-        rows = self.update_of(number).rows
-        return rows.tolist() if isinstance(rows, torch.Tensor) else list(rows)
+        return self.update_of(number).rows
 
     def updates_of(self, row: int) -> list[int]:
         """The numbers of the updates that use a row, up to the planned end of the run."""
@@ -98,12 +95,10 @@ class RunPlan:
                 f"`leave_out` names update {min(updates)}, but the run resumes after update {done}, with weights that "
                 f"were made with it. Resume from an earlier state, of update {min(updates) - 1} or one before."
             )
-        windows = [
-            self.update_of(number) for number in sorted(updates, reverse=True)
-        ]  # earlier places stay as they are
+        last_first = map(self.update_of, sorted(updates, reverse=True))  # earlier places stay as they are
         left_out = [
             LeftOut(number, epoch, window.start, window.start + window.size, None, planned_for)
-            for number, epoch, window, _ in windows
+            for number, epoch, window, _ in last_first
         ]
         if rows:
             epoch, start, _ = self._place(self.start)
@@ -128,7 +123,7 @@ class RunPlan:
                 done += 1
                 if self.num_updates is not None and done > self.num_updates:
                     return
-                yield PlannedUpdate(done, epoch, window, order.indices[window.start : window.start + window.size])
+                yield PlannedUpdate(done, epoch, window, order.rows(window.start, window.start + window.size))
             start = batches = 0
 
     def _place(self, state: RunState) -> tuple[int, int, int]:

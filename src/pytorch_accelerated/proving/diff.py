@@ -125,7 +125,7 @@ class RunDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = dict(vars(self))
         for name in ("step", "metric", "parting"):
             values[name] = values[name] and values[name]._asdict()
         for name in ("parts", "parted"):

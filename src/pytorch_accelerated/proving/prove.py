@@ -175,7 +175,7 @@ class _Proving:
             trainer.train(**{**self._arguments, **changes})
             settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
-            self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+            self._settings = dict(vars(settings))
         return updates
 
     def _compared(

@@ -116,9 +116,7 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
     arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
     state, moment = nearest_state(trainer, states, update), Moment(update, debug)
     with trained_again(trainer, {**arguments, "record_every_n_steps": 1}, state, moment):
-        records = trainer.run_history.step_records
-        found = moment.found_in(trainer)
-        found["loss"] = records[-1].train_loss
+        found = {**moment.found_in(trainer), "loss": trainer.run_history.step_records[-1].train_loss}
     return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
 
 
@@ -188,7 +186,6 @@ class Moment(TrainerCallback):
 
     def __init__(self, update: int, debug: bool, loss_of: Callable[[Any], Any] | None = None) -> None:
         self._update, self._debug, self._loss_of = update, debug, loss_of
-        self._first_update = 0
         self._found: dict[str, Any] = {}
         self._rows: list[list[int]] | None = None
         self._row_losses: list[list[float] | None] = []
@@ -206,10 +203,6 @@ class Moment(TrainerCallback):
             )
         return self._found
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Note where the replay begins."""
-        self._first_update = trainer.run_state.updates
-
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the weights before the update, and at its batches."""
         run = trainer.run_context
@@ -220,7 +213,8 @@ class Moment(TrainerCallback):
             self._rows = rows_of_batches(trainer)
             self._found = {"epoch": trainer.run_history.current_epoch, "batches": []}
             self._found |= {"weights": _on_host(weights_of(trainer))}
-            self._found |= {"updates_before": run.state.updates - self._first_update}
+            assert run.plan is not None
+            self._found |= {"updates_before": run.state.updates - run.plan.start.updates}
         self._found["batches"].append(map_leaves(_copied, batch))
         if not self._judges_outputs(trainer):
             self._row_losses.append(_losses_of_single_rows(trainer, batch, self._loss_of))
