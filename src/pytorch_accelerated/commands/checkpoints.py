@@ -11,24 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.checkpointing.layout import (
-    MANIFEST_NAME,
-    PREDICTIONS_FORMAT,
-    SHARDS_FILE,
-    FileEntry,
-    Manifest,
-)
+from pytorch_accelerated.checkpointing import layout, verify
 from pytorch_accelerated.checkpointing.policy import Retention, judged_states, read_metric_records
 from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
-from pytorch_accelerated.checkpointing.verify import (
-    find_damage,
-    looks_like_state,
-    read_manifest,
-    state_folders,
-    tensors_of_file,
-)
 from pytorch_accelerated.commands.command import Outcome, add_command, print_line, print_table
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
@@ -65,13 +52,13 @@ class _Found(NamedTuple):
     """A training state found on disk. If its manifest cannot be read, that is empty, and `complaint` says why."""
 
     folder: Path
-    manifest: Manifest = Manifest(-1, {}, ())
+    manifest: layout.Manifest = layout.Manifest(-1, {}, ())
     complaint: str = ""
 
     @property
     def seconds(self) -> float:
         """When its manifest was written, which is the last step of a save: seconds since 1970."""
-        path = self.folder / MANIFEST_NAME
+        path = self.folder / layout.MANIFEST_NAME
         return (path if path.is_file() else self.folder).lstat().st_mtime
 
     @property
@@ -107,7 +94,7 @@ class _Found(NamedTuple):
         return {**values, **{name: self.manifest.facts.get(name) for name in ("updates", "epochs", "ranks")}, **more}
 
 
-def _bytes(files: Iterable[FileEntry]) -> int:
+def _bytes(files: Iterable[layout.FileEntry]) -> int:
     return sum(entry.size_bytes for entry in files)
 
 
@@ -116,12 +103,12 @@ def _states_in(place: Path, *, at_least_one: bool = True) -> list[_Found]:
     if not place.is_dir():
         raise CheckpointError(f"There is no folder {str(place)!r}.")
     states = []
-    for folder in [place] if looks_like_state(place) else state_folders(place):
+    for folder in [place] if verify.looks_like_state(place) else verify.state_folders(place):
         try:
-            states.append(_Found(folder, read_manifest(folder)))
+            states.append(_Found(folder, verify.read_manifest(folder)))
         except InvalidCheckpointError as error:
             states.append(_Found(folder, complaint=str(error)))
-    states = [one for one in states if PREDICTIONS_FORMAT not in one.manifest.facts]
+    states = [one for one in states if layout.PREDICTIONS_FORMAT not in one.manifest.facts]
     if at_least_one and not states:
         raise CheckpointError(f"There is no training state in {str(place)!r}.")
     return sorted(states, key=lambda one: one.manifest.serial)
@@ -147,7 +134,7 @@ def _verify(options: argparse.Namespace) -> Outcome:
     states = _states_in(options.folder)
     found = []
     for one in states:
-        complaints = [one.complaint] if one.complaint else find_damage(one.folder, one.manifest)
+        complaints = [one.complaint] if one.complaint else verify.find_damage(one.folder, one.manifest)
         found.append({"name": one.folder.name, "path": one.folder, "complaints": complaints})
         print_line(f"{'damaged' if complaints else 'ok':<7}  {one.folder.name}")
         for complaint in complaints:
@@ -172,9 +159,9 @@ def _show(options: argparse.Namespace) -> Outcome:
     names = part_names(manifest)
     sizes = {name: [one for one in manifest.files if one.name.rpartition(".")[0] == name] for name in names}
     files_by_part = [(name, f"{name}.safetensors", files) for name, files in sizes.items()]
-    shards = filter(lambda entry: SHARDS_FILE.fullmatch(entry.name), manifest.files)
+    shards = filter(lambda entry: layout.SHARDS_FILE.fullmatch(entry.name), manifest.files)
     files_by_part += [(f"pieces in {entry.name}", entry.name, [entry]) for entry in shards]
-    parts = [(name, len(tensors_of_file(folder / file)), _bytes(files)) for name, file, files in files_by_part]
+    parts = [(name, len(verify.tensors_of_file(folder / file)), _bytes(files)) for name, file, files in files_by_part]
     latest = {record.name: record for record in read_metric_records(folder)} if "run" in names else {}
     metrics = [(record.name, repr(record.value), str(record.epoch), str(record.update)) for record in latest.values()]
     print_line(str(folder))
@@ -186,9 +173,9 @@ def _show(options: argparse.Namespace) -> Outcome:
     if metrics:
         print_line()
         print_table(("metric", "last value", "epoch", "update"), metrics, numbers=("epoch", "update"))
-    values = {"parts": [dict(zip(("name", "tensors", "size_bytes"), part, strict=True)) for part in parts]}
-    values["metrics"] = [record._asdict() for record in latest.values()]
-    return Outcome(state.values(facts=manifest.facts, **values))
+    values = [dict(zip(("name", "tensors", "size_bytes"), part, strict=True)) for part in parts]
+    last_values = [record._asdict() for record in latest.values()]
+    return Outcome(state.values(facts=manifest.facts, parts=values, metrics=last_values))
 
 
 def _average(options: argparse.Namespace) -> Outcome:
@@ -222,11 +209,11 @@ def _prune(options: argparse.Namespace) -> Outcome:
         raise ConfigurationError("Give --keep-best and --metric together: which states are best depends on the metric.")
     retention = Retention(last=options.keep_last, best=options.keep_best, greater_is_better=options.greater_is_better)
     states = _states_in(place, at_least_one=False)
-    if looks_like_state(place):
+    if verify.looks_like_state(place):
         raise CheckpointError(f"{str(place)!r} is one training state. Give the folder that holds the states.")
     # States to keep must be valid, or they would take the place of valid ones.
     saved = [(one.folder, one.manifest) for one in states if "updates" in one.manifest.facts]
-    complete = [one for one in saved if not find_damage(*one)]
+    complete = [one for one in saved if not verify.find_damage(*one)]
     values = judged_states(complete, metric_name=metric)
     if metric is not None and values and all(value is None for value in values.values()):
         known = ", ".join(sorted({record.name for record in read_metric_records(complete[-1][0])})) or "none"
@@ -241,9 +228,6 @@ def _prune(options: argparse.Namespace) -> Outcome:
     size_bytes = _bytes(entry for folder, manifest in complete if folder in doomed for entry in manifest.files)
     shown = [one.values(verdict=verdicts[one.folder]) for one in states]
     outcome = Outcome({"states": shown, "deleted": len(doomed), "deleted_bytes": size_bytes})
-    if not states:
-        print_line("No training states here.")
-        return outcome
     rows = [(one.folder.name, one.saved, one.fact("updates"), one.size, verdicts[one.folder]) for one in states]
     print_table(("name", "saved", "updates", "size", "verdict"), rows, numbers=("updates", "size"))
     if not doomed:

@@ -27,8 +27,7 @@ def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, 
         for part in (face, face.control, face.callback_handler, *face.callback_handler.callbacks):
             before.object(part)
         face.args = copy.copy(face.args)
-        for name, value in {"save_strategy": "no", "load_best_model_at_end": False, "report_to": []}.items():
-            setattr(face.args, name, value)
+        vars(face.args).update(save_strategy="no", load_best_model_at_end=False, report_to=[])
         face.callback_handler.callbacks = [each for each in face.callback_handler.callbacks if not _shows(each)]
         with rehearsal(engine, [*engine.callback_handler, moment]):
             face.train(resume_from_checkpoint=None if state is None else str(state))

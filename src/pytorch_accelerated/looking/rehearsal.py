@@ -92,7 +92,7 @@ def arguments_of_last_run(trainer: Trainer, *, needed_by: str) -> dict[str, Any]
             f"This trainer has not trained, so `{needed_by}` does not know the run. Pass the arguments of `train`, too."
         )
     settings, arguments = trainer.run_context.last_training
-    return {**arguments, **vars(settings)}
+    return {**arguments, **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}}
 
 
 def preparing(callbacks: Iterable[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import os
 import pickle
 import runpy
@@ -184,7 +185,10 @@ def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> 
             raise NotCheckedError(f"{type(trainer).__name__} may need other arguments than a `Trainer`: {_REMEDY}")
         given = dataclasses.asdict(dataclasses.replace(trainer.run_context.given, accelerator=None))
         parts = {"model": trainer.model, "loss_func": trainer.loss_func, "optimizer": trainer.optimizer}
-        factory = type(trainer), {**parts, "callbacks": taking_part(trainer.callback_handler), **given}, dict(arguments)
+        parts |= {"callbacks": taking_part(trainer.callback_handler), **given}
+        factory = functools.partial(_built, type(trainer), parts, arguments)
+    elif isinstance(factory, str):
+        factory = functools.partial(make_run, factory)
     try:
         payload = pickle.dumps(factory)
     except Exception as error:
@@ -207,18 +211,7 @@ def _script() -> Path | None:
     return None
 
 
-def _made(payload: bytes, script: Path | None) -> tuple[Trainer, dict[str, Any]]:
-    if script is not None and _MAIN in payload:
-        module = types.ModuleType("__mp_main__")
-        vars(module).update(runpy.run_path(str(script), run_name="__mp_main__"))
-        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    factory = pickle.loads(payload)
-    if isinstance(factory, str):
-        return make_run(factory)
-    if callable(factory):
-        trainer, arguments = factory()
-        return trainer, dict(arguments)
-    kind, parts, arguments = factory
+def _built(kind: type, parts: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     return kind(**parts), arguments
 
 
@@ -228,8 +221,12 @@ def work(path: str) -> None:
     try:
         warnings.simplefilter("ignore")
         torch.set_num_threads(job.num_threads)
-        trainer, arguments = _made(job.payload, job.script)
-        arguments |= job.settings
+        if job.script is not None and _MAIN in job.payload:
+            module = types.ModuleType("__mp_main__")
+            vars(module).update(runpy.run_path(str(job.script), run_name="__mp_main__"))
+            sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+        trainer, given = pickle.loads(job.payload)()
+        arguments = {**given, **job.settings}
         first, trace = FirstUpdate(), Trace(job.last_update, Outside(arguments))
 
         def write() -> None:

@@ -23,6 +23,7 @@ from pytorch_accelerated.proving.trace import GENERATORS, PLAIN, UpdateTrace, di
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
+_CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
@@ -174,12 +175,7 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
         some = itertools.islice(items, _MAX_ITEMS)
         yield from ((f"{place}[{key!r}]", item, None) for key, item in some if not isinstance(item, PLAIN))
         return
-    if isinstance(value, functools.partial):
-        yield from ((f"{place}.{name}", getattr(value, name), None) for name in ("func", "args", "keywords"))
-    if isinstance(value, types.MethodType):
-        yield place, value.__self__, None
-        yield place, value.__func__, None
-        return
+    yield from ((f"{place}.{name}", getattr(value, name), None) for name in _CALLS.get(type(value), ()))
     if isinstance(value, types.FunctionType):
         yield from _variables_of(value)
     own = getattr(value, "__dict__", {})

@@ -21,17 +21,8 @@ from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.looking.rehearsal import refuse, rehearsal, taking_part
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.progress.text import aligned
-from pytorch_accelerated.proving.children import (
-    FirstUpdate,
-    Job,
-    NotCheckedError,
-    Recording,
-    Saving,
-    is_child,
-    payload_of,
-    run_jobs,
-    two_ranks,
-)
+from pytorch_accelerated.proving import children
+from pytorch_accelerated.proving.children import FirstUpdate, Job, NotCheckedError
 from pytorch_accelerated.proving.outside import Outside
 from pytorch_accelerated.proving.replay import NOT_TAKEN
 from pytorch_accelerated.proving.trace import PARTS, Parting, Trace, UpdateTrace, digest, first_parting
@@ -102,7 +93,7 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     """The proof of `Trainer.prove`."""
     check_positive_count("updates", updates)
     refuse(given, NOT_TAKEN, by="prove")
-    if trainer.run_context.ranks.count > 1 or is_child():
+    if trainer.run_context.ranks.count > 1 or children.is_child():
         raise ConfigurationError(
             "`prove` was called in one of several processes, but it starts those that it needs. Call it in a single "
             'one, below `if __name__ == "__main__":`.'
@@ -137,7 +128,7 @@ class _Proving:
         self._has_halves = True
         self._fault = ""  # of the very same run, done again
         self._first, began = FirstUpdate(), time.perf_counter()
-        self.reference = self._train(updates, Saving(folder / "whole"), Recording(self._first))
+        self.reference = self._train(updates, children.Saving(folder / "whole"), children.Recording(self._first))
         self._seconds = _SECONDS_OF_CHILD + 20 * (time.perf_counter() - began)
         if not self.reference:
             raise ConfigurationError("The run has no update, so there is nothing to prove. Check the arguments.")
@@ -175,7 +166,7 @@ class _Proving:
             trainer.train(**{**self._arguments, **changes})
             settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
-            self._settings = dict(vars(settings))
+            self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
 
     def _compared(
@@ -193,7 +184,7 @@ class _Proving:
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
-        updates = self._train(self._last, Saving(self._folder / "again"))
+        updates = self._train(self._last, children.Saving(self._folder / "again"))
         check = self._compared(updates, "when it was trained again", self._fault_of)
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
@@ -216,7 +207,7 @@ class _Proving:
     def _resumed(self) -> Check:
         updates, state = [], self._folder / "whole" / "0"
         for update in range(1, self._last + 1):
-            updates += self._train(update, Saving(self._folder / "resumed"), resume_from=state)
+            updates += self._train(update, children.Saving(self._folder / "resumed"), resume_from=state)
             state = self._folder / "resumed" / str(update)
             if first_parting(self.reference, updates) is not None:
                 break
@@ -237,7 +228,7 @@ class _Proving:
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
-        updates = self._train(self._last, Saving(self._folder / f"workers_{workers}"), **changes)
+        updates = self._train(self._last, children.Saving(self._folder / f"workers_{workers}"), **changes)
         return self._compared(updates, f"with {workers} workers", lambda parting: unknown)
 
     def _halved(self) -> dict[str, Any]:
@@ -258,7 +249,7 @@ class _Proving:
 
     def _in_halves(self) -> Check:
         steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        self._train(1, Recording(cut), **self._halved(), gradient_accumulation_steps=2 * steps)
+        self._train(1, children.Recording(cut), **self._halved(), gradient_accumulation_steps=2 * steps)
         self._has_halves = _has_same_rows(self._first, cut)
         self._halved()
         return self._compared_to_rounding(cut)
@@ -289,25 +280,25 @@ class _Proving:
         return float(max(epsilon, lowest, of_device) ** (2 / 3))
 
     def _job(self, factory: Any, name: str, last_update: int, **settings: Any) -> Job:
-        payload = payload_of(self._trainer, self._arguments, factory)
+        payload = children.payload_of(self._trainer, self._arguments, factory)
         state = self._folder / "whole" / "0"
         return Job(payload, name, self._folder, {**self._settings, "resume_from": state, **settings}, last_update)
 
     def _killed(self, factory: Any) -> Check:
         states, update = self._folder / "killed", self._last // 2 + 1
         job = self._job(factory, "killed", self._last)
-        job = dataclasses.replace(job, watching=(Saving(states),), killed_in=update)
-        before, _ = run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
+        job = dataclasses.replace(job, watching=(children.Saving(states),), killed_in=update)
+        before, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
         after: list[UpdateTrace] = []
         if first_parting(self.reference, before) is None:
             job = self._job(factory, "continued", self._last, resume_from=states)
-            after, _ = run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
+            after, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
         return self._compared([*before, *after], "in a new process", lambda parting: _ORDER)
 
     def _on_two_ranks(self, factory: Any) -> Check:
         settings = self._halved()
         jobs = [self._job(factory, f"rank_{rank}", 1, **settings) for rank in range(2)]
-        updates, cut = run_jobs(jobs, two_ranks(), self._seconds)
+        updates, cut = children.run_jobs(jobs, children.two_ranks(), self._seconds)
         if cut.ranks != 2:
             raise NotCheckedError("the factory makes trainers that train alone")
         expected, rows = ((run[0].rows if run else ()) for run in (self.reference, updates))
