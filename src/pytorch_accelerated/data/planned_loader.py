@@ -68,7 +68,7 @@ class PlannedLoader(RunLoader):
 
     def indices(self, start: int, stop: int) -> list[int] | None:
         order = self._orders.known(self._epoch)
-        return order and order.rows(start, stop)  # None: a sampler may not be read twice
+        return None if order is None else order.rows(start, stop)  # a sampler may not be read twice
 
     def count_updates(self) -> int:
         self._orders.sizes(self._epoch, is_exact=True)

@@ -275,6 +275,7 @@ def _keep_contents(before: Kept, value: Any) -> None:
     elif isinstance(value, np.random.Generator):
         before.call(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
     elif isinstance(value, GENERATORS):
-        before.call(getattr(value, "set_state", None) or value.setstate, state_of_generator(value))
+        generator: Any = value
+        before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)

@@ -252,7 +252,8 @@ class Moment(TrainerCallback):
             ]
         loss = run.ranks.sum([run.losses.copy().loss_value])[0] / run.ranks.count
         self._found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
-        for name, own in {"rows": self._rows or [None], "row_losses": self._row_losses}.items():
+        parts: dict[str, list[Any]] = {"rows": self._rows or [None], "row_losses": self._row_losses}
+        for name, own in parts.items():
             everyones = [part for each in run.ranks.exchange(own) for part in each]
             self._found[name] = None if None in everyones else [value for part in everyones for value in part]
         raise StopTrainingError(f"Update {self._update} has been replayed.")
@@ -278,7 +279,7 @@ def rows_of_batches(trainer: Trainer) -> list[list[int]] | None:
 
 def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] | None:
     """The loss of each row, in order, from the outputs of a whole batch."""
-    size = count_rows(batch)
+    size = count_rows(batch) or 0
     targets = batch[1] if isinstance(batch, (tuple, list)) else batch
     if count_rows(outputs) != size:
         return None
@@ -287,7 +288,7 @@ def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] 
 
 def _losses_of_single_rows(trainer: Trainer, batch: Any, loss_of: Callable[[Any], Any] | None) -> list[float] | None:
     """The loss of each row, in order, computed by itself in evaluation mode. Changes nothing."""
-    size, model = count_rows(batch), trainer.get_model()
+    size, model = count_rows(batch) or 0, trainer.get_model()
     loss_of = loss_of or (lambda row: trainer.calculate_train_batch_loss(row)["loss"])
     with kept() as before:
         before.modes(model)
@@ -296,12 +297,12 @@ def _losses_of_single_rows(trainer: Trainer, batch: Any, loss_of: Callable[[Any]
         return _losses(size, lambda at: loss_of(_row(batch, at, size)))
 
 
-def _losses(size: int | None, loss_of: Callable[[int], Any]) -> list[float] | None:
+def _losses(size: int, loss_of: Callable[[int], Any]) -> list[float] | None:
     """The losses of rows by their place in a batch; None if the batch cannot be taken apart."""
     with kept() as before, torch.no_grad():
         before.generators()
         try:
-            return [float(loss_of(at)) for at in range(size or 0)] or None
+            return [float(loss_of(at)) for at in range(size)] or None
         except Exception:  # a hook or loss of the user's own may need a whole batch
             return None
 
