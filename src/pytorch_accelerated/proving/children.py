@@ -31,7 +31,7 @@ from pytorch_accelerated.proving.factory import make_run
 from pytorch_accelerated.proving.outside import Outside
 from pytorch_accelerated.proving.trace import Trace, UpdateTrace, digest, gradients_of
 from pytorch_accelerated.seeding import generator_states
-from pytorch_accelerated.trees import leaves
+from pytorch_accelerated.trees import tensors_in
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -80,8 +80,8 @@ class Recording(TrainerCallback):
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Keep the batch."""
         if trainer.run_state.updates == 0:
-            batch = leaves(trainer.run_context.training.step.micro_batch.batch)
-            self._first.batches.append([each.cpu().clone() for each in batch if isinstance(each, torch.Tensor)])
+            batch = trainer.run_context.training.step.micro_batch.batch
+            self._first.batches.append([each.cpu().clone() for each in tensors_in(batch)])
             self._generators = digest(generator_states())
 
     def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:

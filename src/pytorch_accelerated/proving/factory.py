@@ -52,9 +52,7 @@ def make_run(place: str, without: Collection[str] = ()) -> tuple[Trainer, dict[s
 def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Name and arguments of a function; no name if it is neither a name nor a call with literals."""
     try:
-        node = ast.parse(call, mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, [], {}
+        node = ast.parse(call if "(" in call else f"{call}()", mode="eval").body
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             keywords = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
             return node.func.id, [ast.literal_eval(each) for each in node.args], keywords

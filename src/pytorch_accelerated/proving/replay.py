@@ -330,7 +330,5 @@ def _norm(tensors: list[torch.Tensor]) -> float:
 
 def _recorded_loss(states: str | Path, update: int) -> float | None:
     """The loss that the run recorded for one update."""
-    records = read_run_history(states).step_records
-    by_end = {record.update: record for record in records}
-    is_alone = update in by_end and (update == 1 or update - 1 in by_end)
-    return by_end[update].train_loss if is_alone else None
+    losses = {record.update: record.train_loss for record in read_run_history(states).step_records}
+    return losses.get(update) if update == 1 or update - 1 in losses else None
