@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
 import os
 import pickle
+import re
 import runpy
 import shutil
 import signal
@@ -204,11 +204,8 @@ def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> 
 def _script() -> Path | None:
     """The script that this process runs, if another one can read it without running it: it asks for its name."""
     path = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    if path.is_file():
-        nodes = ast.parse(path.read_bytes()).body
-        if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in nodes):
-            return path.resolve()
-    return None
+    asks = path.is_file() and re.search(rb"^if\b.*\b__name__\b", path.read_bytes(), re.MULTILINE)
+    return path.resolve() if asks else None
 
 
 def _built(kind: type, parts: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

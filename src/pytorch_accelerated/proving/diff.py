@@ -180,7 +180,7 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         ConfigurationError: if there are no training states.
         RunFileError: if a page is damaged.
     """
-    one, other = sides = _Run(Path(a)), _Run(Path(b))
+    one, other = _Run(Path(a)), _Run(Path(b))
     equal: list[Position] = []
     parts: list[PartDifference] = []
     for position in (each for each in one.states if each in other.states):
@@ -202,12 +202,11 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
     first = found.first_update
     start = next((each for each in reversed(equal) if first is None or each[0] < first), None)
     found = dataclasses.replace(found, equal_state=None if start is None else start[0])
-    makes = [make or make_a or make_b for make in (make_a, make_b)]
-    if first is None or None in makes:
+    make = make_a or make_b
+    if first is None or make is None:
         return found
-    (a_again, gives_a), (b_again, gives_b) = [
-        _trained(side, make, start, first) for side, make in zip(sides, makes, strict=True) if make is not None
-    ]
+    a_again, gives_a = _trained(one, make_a or make, start, first)
+    b_again, gives_b = _trained(other, make_b or make, start, first)
     parting = first_parting(a_again.values(), b_again.values())
     parted = None if parting is None else (a_again[parting.update], b_again[parting.update])
     trained_from, is_reproduced = found.equal_state or 0, (gives_a, gives_b)

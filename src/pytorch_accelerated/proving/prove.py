@@ -169,9 +169,7 @@ class _Proving:
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
 
-    def _compared(
-        self, updates: list[UpdateTrace], when: str, unknown: Callable[[Parting], str] = lambda parting: _UNKNOWN
-    ) -> Check:
+    def _compared(self, updates: list[UpdateTrace], when: str, unknown: str = "") -> Check:
         """The verdict on a run that must have the same bits; `unknown` says what may be wrong if nothing is found."""
         parting = first_parting(self.reference, updates)
         if parting is None:
@@ -180,12 +178,12 @@ class _Proving:
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
         found = self._outside.culprits(parting.part, one, other, self._ignored, when)
-        reason = "; ".join(found) or self._fault or unknown(parting)
+        reason = "; ".join(found) or self._fault or unknown or self._fault_of(parting)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
         updates = self._train(self._last, children.Saving(self._folder / "again"))
-        check = self._compared(updates, "when it was trained again", self._fault_of)
+        check = self._compared(updates, "when it was trained again")
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
         else:  # what differs now does no harm
@@ -211,7 +209,7 @@ class _Proving:
             state = self._folder / "resumed" / str(update)
             if first_parting(self.reference, updates) is not None:
                 break
-        return self._compared(updates, "after the resume")
+        return self._compared(updates, "after the resume", _UNKNOWN)
 
     def _with_workers(self, workers: int) -> Check:
         data, given = self._arguments["train_dataset"], self._arguments.get("train_dataloader_kwargs") or {}
@@ -229,7 +227,7 @@ class _Proving:
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
         updates = self._train(self._last, children.Saving(self._folder / f"workers_{workers}"), **changes)
-        return self._compared(updates, f"with {workers} workers", lambda parting: unknown)
+        return self._compared(updates, f"with {workers} workers", unknown)
 
     def _halved(self) -> dict[str, Any]:
         """The arguments of updates that are cut in two."""
@@ -293,7 +291,7 @@ class _Proving:
         if first_parting(self.reference, before) is None:
             job = self._job(factory, "continued", self._last, resume_from=states)
             after, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
-        return self._compared([*before, *after], "in a new process", lambda parting: _ORDER)
+        return self._compared([*before, *after], "in a new process", _ORDER)
 
     def _on_two_ranks(self, factory: Any) -> Check:
         settings = self._halved()
