@@ -30,7 +30,6 @@ _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random"
 _OF_TRAINER = {"run_context", "loss_func", "callbacks", "create_scheduler_fn", "collate_fn", "train_dataset"}
 _OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_samples", "_pad_uneven_eval_batches"}
 _OF_MODULES = set(vars(nn.Module()))
-_OF_OPTIMIZERS = set(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"step", "_opt_called", "_step_count"}
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
 _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
@@ -193,7 +192,7 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
 def _left_out(value: Any) -> set[str]:
     """Attributes that do not decide what an update computes, or are saved."""
     if isinstance(value, torch.optim.Optimizer):
-        return _OF_OPTIMIZERS
+        return _of_every_optimizer()
     return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
 
 
@@ -279,3 +278,9 @@ def _keep_contents(before: Kept, value: Any) -> None:
         before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)
+
+
+@functools.cache
+def _of_every_optimizer() -> set[str]:
+    """The attributes that torch gives to all optimizers and schedules, which states have or which do not matter."""
+    return set(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"step", "_opt_called", "_step_count"}
