@@ -250,7 +250,7 @@ class Halving(TrainerCallback):
 
 def two_optimizers() -> Run:
     model = tiny_model()
-    first, _, second = model
+    first, _, second = model.children()
     return run(
         model=model, optimizer=[torch.optim.SGD(first.parameters(), 0.1), torch.optim.AdamW(second.parameters())]
     )
