@@ -91,7 +91,10 @@ class EpochOrder:
                 stays[there] = torch.tensor([row not in gone for row in rows], dtype=torch.bool)
             if sizes is not None:
                 sizes = [size for size in (int(part.sum()) for part in torch.split(stays, sizes)) if size]
-            indices = _as_indices(list(itertools.compress(indices, stays.tolist())))
+            if isinstance(indices, torch.Tensor):
+                indices = indices[stays]  # with many updates left out, this is done often
+            else:
+                indices = _as_indices(list(itertools.compress(indices, stays.tolist())))
         return EpochOrder(indices, sizes)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.report.contents import RunContents, data_in, write_page
+from pytorch_accelerated.report.result import FORMAT
 from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 
 RESULT_FILE = "result.json"
-_RESULT_FORMAT = 1
 _LOG_HISTORY_FILE = "trainer_state.json"
 _WITHOUT_RESULT = ("running", "failed", "unreadable")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -140,7 +140,7 @@ def _of_states(path: Path, result: Path | None) -> RunContents:
 
 def _add_result(contents: RunContents, result: Mapping[str, Any]) -> None:
     """Take what a ``result.json`` says. It knows how the run went, and by which metric it is judged."""
-    if result["format"] != _RESULT_FORMAT:
+    if result["format"] != FORMAT:
         raise RunFileError(f"its {RESULT_FILE} has format {result['format']!r}, which a newer version may read")
     contents.state |= {name: result[name] for name in ("status", "epoch", "updates", "seconds", "updated", "error")}
     contents.state["detail"] = result["reason"]
