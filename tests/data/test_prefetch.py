@@ -46,9 +46,10 @@ def test_tensors_are_found_wherever_they_can_be_seen() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [True, False])
-def test_batches_come_to_the_gpu_whole_and_in_order_while_it_is_busy(pinned: bool) -> None:
+@pytest.mark.parametrize("size", [1 << 18, 1 << 22], ids=["small", "large"])
+def test_batches_come_to_the_gpu_whole_and_in_order_while_it_is_busy(size: int, pinned: bool) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    host = [(torch.full((1 << 18,), float(number)), {"y": torch.tensor([number])}) for number in range(20)]
+    host = [(torch.full((size,), float(number)), {"y": torch.tensor([number])}) for number in range(20)]
     if pinned:
         host = [(x.pin_memory(), {"y": y["y"].pin_memory()}) for x, y in host]
     sums = []

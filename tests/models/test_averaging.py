@@ -9,6 +9,7 @@ from torch import nn
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
 from tests.support.processes import run_on_ranks
+from tests.support.waiting import no_waiting
 
 
 def make_model(seed=0):
@@ -324,12 +325,9 @@ def test_update_on_a_gpu_does_not_wait_and_agrees_with_the_cpu():
     on_gpu.cuda()
     with torch.no_grad():
         model[0].weight.add_(1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         on_gpu.update(model)
         on_gpu.update(model)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     on_cpu.update(model)
     on_cpu.update(model)
     for name, entry in on_cpu.module.state_dict().items():

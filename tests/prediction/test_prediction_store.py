@@ -32,6 +32,7 @@ from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
 from tests.checkpointing.writing import write_state
 from tests.support.processes import run_on_ranks, run_script
+from tests.support.waiting import no_waiting
 
 ROW_BYTES = 4 * 3 + 8 + 2
 
@@ -377,11 +378,8 @@ def test_rows_from_the_device_arrive_without_waiting_for_it(tmp_path: Path) -> N
             output = torch.full((32, 64), float(batch), device="cuda") @ weight
             on_host = torch.full((32,), batch)
             expected.append(output.cpu())
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_waiting():
                 collector.add(32 * batch, (output, on_host))
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             output.zero_()  # queued behind the copy
             on_host.zero_()
         rows, batches = loaded(collector.finish())
