@@ -146,12 +146,6 @@ def test_automatic_values_follow_from_the_arguments(tmp_path: Path) -> None:
             {},
             "round_robin_gradients: True, which",
         ),
-        (
-            {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
-            {},
-            "has zero_optimization.zero_quantized",
-        ),
-        ({"curriculum_learning": {}, "amp": {}}, {}, "has curriculum_learning, amp, whose effect on updates"),
         ({"zero_optimization": 2}, {}, "has zero_optimization: 2: give a dict"),
     ],
 )

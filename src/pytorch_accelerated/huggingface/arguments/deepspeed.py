@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-_SECTIONS = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-    "optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "zero_allow_untested_optimizer",
-    "communication_data_type", "prescale_gradients", "gradient_predivide_factor", "steps_per_print",
-    "wall_clock_breakdown", "memory_breakdown", "dump_state", "comms_logger", "flops_profiler",
-)  # fmt: skip
-_SETTINGS_OF_ZERO = (
-    "stage", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
-    "contiguous_gradients", "sub_group_size", "offload_optimizer", "offload_param", "round_robin_gradients",
-)  # fmt: skip
 # By path: settings whose effect could not be saved and resumed, and their harmless values.
 _NOT_KEPT: dict[str, tuple[Any, ...]] = {
     "fp16.enabled": (False, AUTO),
@@ -152,14 +142,6 @@ def _about_settings(config: Mapping[str, Any]) -> Iterator[str]:
     for path, harmless in _NOT_KEPT.items():
         if (value := _found(config, path)) not in (None, *harmless):
             yield f"`deepspeed` has {path}: {value!r}, which cannot be resumed: leave it out"
-    unknown = [name for name in config if name not in _SECTIONS]
-    unknown += [
-        f"zero_optimization.{name}"
-        for name in zero
-        if name not in _SETTINGS_OF_ZERO and not name.startswith(_OF_THIRD_STAGE)
-    ]
-    if unknown:
-        yield f"`deepspeed` has {', '.join(unknown)}, whose effect on updates is unknown: leave it out"
 
 
 def _about_other_arguments(args: Arguments, config: Mapping[str, Any]) -> Iterator[str]:
