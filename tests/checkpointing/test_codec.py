@@ -17,7 +17,7 @@ from pytorch_accelerated.checkpointing.codec import decode, encode
 from pytorch_accelerated.checkpointing.formats import dump_json, load_json
 from pytorch_accelerated.checkpointing.optimizers import with_callables, without_callables
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from tests.checkpointing.same_state import assert_same_state, bits_of
+from tests.checkpointing.same_state import assert_same_state
 from tests.checkpointing.test_formats import read, written
 
 
@@ -112,14 +112,9 @@ LAYOUTS = {
     "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "channels last of one channel": torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
     "3-d channels last": torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d),
-    "every second column": torch.arange(12.0).reshape(3, 4)[:, ::2],
-    "one column": torch.arange(12.0).reshape(3, 4)[:, 1],
     "a slice": torch.arange(12)[5:9],
-    "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 3),
-    "overlapping windows": torch.arange(6.0).unfold(0, 3, 1),
     "complex slice": torch.randn(5, dtype=torch.complex128)[1:4],
     "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
-    "imaginary part": torch.randn(3, dtype=torch.complex64).imag,
     "one octet in the middle": torch.arange(37, dtype=torch.uint8)[17:18],
 }
 
@@ -154,15 +149,18 @@ def test_tied_weights_are_stored_once_and_tied_again():
     assert found["1.weight"][3, 4] == 7
 
 
-def test_overlapping_views_overlap_again():
-    base = torch.arange(10.0)
-    state = {"head": base[:6], "tail": base[4:], "all": base.view(2, 5), "bits": base.view(torch.int32)[5:6]}
-    found = through_files(state)
-    assert_same_state(found, state)
-    found["all"].fill_(-1)
-    minus_ones = bits_of(torch.full((10,), -1.0))
-    for view in found.values():
-        assert minus_ones.startswith(bits_of(view))
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(3, 4)[:, ::2],
+        torch.tensor([[1.0], [2.0]]).expand(2, 3),
+        torch.arange(6.0).unfold(0, 3, 1),
+        torch.randn(3, dtype=torch.complex64).imag,
+        torch.randn(4, 5, dtype=torch.complex128).t()[::2],
+    ],
+)
+def test_tensors_with_gaps_or_repeats_come_back_contiguous(tensor):
+    assert_same_state(through_files({"x": tensor})["x"], tensor.contiguous())
 
 
 def test_neighbours_in_one_storage_stay_apart():

@@ -11,9 +11,9 @@
 A value that JSON lacks is an object with the key ``"$"``, which names its type. Types are compared exactly: a subclass
 may hold more than its base, so it is refused rather than flattened.
 
-Tensors that overlap in memory are stored once and overlap again when read. Dimension order in memory
-(``channels_last``, transposed weights) is restored; gaps and repeats (``x[:, ::2]``, ``expand``) are too, at the price
-of storing all bytes from a tensor's first element to its last. Tensors come back on the CPU.
+Tied tensors, which are the same part of memory in the same shape, are stored once and tied again when read. Dimension
+order in memory (``channels_last``, transposed weights) is restored; tensors with gaps or repeats (``x[:, ::2]``,
+``expand``) come back contiguous. Tensors come back on the CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (*DTYPE_NAMES, torch.complex32, torch.complex128, torch.float8_e8m0fnu)
 }
-_ALIGNMENT_BYTES = 16  # the largest element (complex128), so that every dtype can start where a stored region starts
 _MAX_DEPTH = 32
 
 
@@ -49,7 +48,8 @@ class Encoded:
 
     Attributes:
         structure: for `formats.dump_json`.
-        tensors: by name, for `formats.chunks`. They are the live tensors on their devices, not copies.
+        tensors: by name, for `formats.chunks`. They are the live tensors on their devices, copied only if they have
+            gaps or repeats.
         sharded: by name, this rank's parts of sharded tensors, for `state_folder.write_shards`; not copies either.
     """
 
@@ -62,7 +62,7 @@ def encode(value: Any, *, path: str) -> Encoded:
     """`value` in two parts that can be written without pickle.
 
     Tensors are named by their place in `value`, so other readers of safetensors see a module's state dict as it is.
-    Nothing is copied and the host never waits for a device.
+    The host never waits for a device, and nothing is copied but tensors with gaps or repeats.
 
     Args:
         value: nested state, see the top of this file.
@@ -79,7 +79,7 @@ def encode(value: Any, *, path: str) -> Encoded:
             + "\n  ".join(encoder.complaints)
             + "\nKeep plain values and tensors there, or leave these out of the state dict."
         )
-    return Encoded(structure, _place_tensors(encoder.found), encoder.sharded)
+    return Encoded(structure, encoder.tensors, encoder.sharded)
 
 
 def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
@@ -109,35 +109,11 @@ def _place(root: str, path: str) -> str:
     return root + (path if path.startswith("[") or not path else f".{path}")
 
 
-@dataclass
-class _Found:
-    """A tensor to encode. `node`, its place in the structure, is filled when all tensors are known."""
-
-    name: str
-    tensor: torch.Tensor
-    node: dict[str, Any]
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        tensor = self.tensor
-        return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-
-    @property
-    def first_byte(self) -> int:
-        return int(self.tensor.storage_offset()) * self.tensor.element_size()
-
-    @property
-    def end_byte(self) -> int:
-        """Where its last element in memory ends."""
-        sizes_and_steps = zip(self.tensor.shape, self.tensor.stride(), strict=True)
-        elements = 1 + sum((size - 1) * step for size, step in sizes_and_steps) if self.tensor.numel() else 0
-        return self.first_byte + elements * self.tensor.element_size()
-
-
 class _Encoder:
     def __init__(self, root: str) -> None:
         self.root = root
-        self.found: list[_Found] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._nodes: dict[Any, dict[str, Any]] = {}  # of the tensors, by their places in memory
         self.sharded: dict[str, Shard] = {}
         self.complaints: list[str] = []
 
@@ -208,8 +184,28 @@ class _Encoder:
             return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")
         if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES.values() or tensor.is_meta:
             return self._refuse(path, f"is a tensor with {tensor.layout}, {tensor.dtype} on {tensor.device}")
-        node: dict[str, Any] = {}
-        self.found.append(_Found(path, tensor.detach().resolve_conj().resolve_neg(), node))
+        return self._placed(tensor.detach(), path or "value")
+
+    def _placed(self, tensor: torch.Tensor, name: str) -> dict[str, Any]:
+        """The node of a tensor, which is stored unless it has been already."""
+        layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+        place = (tensor.device, tensor.data_ptr(), *layout) if tensor.numel() else name
+        if place in self._nodes:
+            return self._nodes[place]
+        tensor = tensor.resolve_conj().resolve_neg()
+        while name in self.tensors or name == "__metadata__":  # reserved by the file format
+            name += "'"
+        node: dict[str, Any] = {"$": "tensor", "name": name}
+        if tensor.dtype not in DTYPE_NAMES:
+            node = {"$": "view", "name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "offset": 0}
+            node.update(shape=list(tensor.shape), stride=list(torch.empty(tensor.shape, device="meta").stride()))
+            tensor = tensor.contiguous().flatten().view(torch.uint8)
+        elif not _is_dense(tensor.shape, tensor.stride()):
+            tensor = tensor.contiguous()
+        elif tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+            node["stride"] = list(tensor.stride())
+        self.tensors[name] = tensor
+        self._nodes[place] = node
         return node
 
     def _encode_numpy(self, value: np.ndarray[Any, Any] | np.generic, path: str) -> Any:
@@ -223,52 +219,6 @@ class _Encoder:
         self.complaints.append(f"{_place(self.root, path)} {complaint}")
 
 
-def _place_tensors(found: list[_Found]) -> dict[str, torch.Tensor]:
-    """The tensors to store. Fills each node with the place of its tensor in them."""
-    stored: dict[str, torch.Tensor] = {}
-    for group in _overlapping(found):
-        first = group[0]
-        name = first.name or "value"
-        while name in stored or name == "__metadata__":  # reserved by the file format
-            name += "'"
-        is_one_tensor = all(one.layout == first.layout for one in group) and first.tensor.dtype in DTYPE_NAMES
-        if is_one_tensor and _is_dense(first.tensor.shape, first.tensor.stride()):
-            stored[name] = first.tensor
-            for one in group:
-                one.node.update({"$": "tensor", "name": name})
-                if one.tensor.stride() != torch.empty(one.tensor.shape, device="meta").stride():
-                    one.node["stride"] = list(one.tensor.stride())
-        else:
-            start = first_byte = min(one.first_byte for one in group)
-            start -= first_byte % _ALIGNMENT_BYTES
-            stored[name] = _bytes_of_storage(first.tensor, start, max(one.end_byte for one in group))
-            for one in group:
-                dtype = str(one.tensor.dtype).removeprefix("torch.")
-                one.node.update({"$": "view", "name": name, "dtype": dtype})
-                one.node["offset"] = (one.first_byte - start) // one.tensor.element_size()
-                one.node.update({"shape": list(one.tensor.shape), "stride": list(one.tensor.stride())})
-    return stored
-
-
-def _overlapping(found: list[_Found]) -> list[list[_Found]]:
-    """Groups of tensors that share memory, directly or through others. Groups and tensors keep the order of `found`."""
-    by_storage: dict[Any, list[int]] = {}
-    for index, one in enumerate(found):
-        storage = one.tensor.untyped_storage()
-        owner: Any = index if one.tensor.numel() == 0 else (one.tensor.device, storage.data_ptr())
-        by_storage.setdefault(owner, []).append(index)
-    groups = []
-    for indices in by_storage.values():
-        end = -1
-        for index in sorted(indices, key=lambda index: found[index].first_byte):
-            if found[index].first_byte >= end:
-                groups.append([index])
-            else:
-                groups[-1].append(index)
-            end = max(end, found[index].end_byte)
-    return [[found[index] for index in sorted(group)] for group in sorted(groups, key=min)]
-
-
 def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
     """Whether the elements lie in memory without gaps and repeats, in any order of dimensions."""
     expected = 1
@@ -277,11 +227,6 @@ def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
             return 0 in shape
         expected *= size
     return True
-
-
-def _bytes_of_storage(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    octets = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return octets.set_(tensor.untyped_storage(), start, (end - start,), (1,))
 
 
 class _Decoder:
