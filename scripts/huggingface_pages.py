@@ -121,7 +121,6 @@ _NATIVE = {
     "accelerator_config": "always: every row is used exactly once",
     "fsdp": "torch's `fully_shard(model)`",
     "fsdp_config": "arguments of `fully_shard`",
-    "deepspeed": "none",
     "project": "`TrackerCallback(project=...)`",
 }
 _SEQ2SEQ_HEAD = """\

@@ -183,13 +183,6 @@ def test_compile_call_compiles_and_is_compiled_tells() -> None:
     assert len(graphs) == 1
 
 
-def test_forward_hook_stores() -> None:
-    module = nn.Linear(1, 1)
-    after = module.register_forward_hook(lambda *args: None)
-    before = module.register_forward_pre_hook(lambda *args: None)
-    assert [list(store) for store in compat.forward_hook_stores(module)] == [[after.id], [before.id]]
-
-
 def test_module_versions_are_those_of_a_state_dict_and_set_module_versions_gives_them_to_another() -> None:
     state = nn.BatchNorm1d(2).state_dict()
     versions = compat.module_versions(state)
@@ -200,14 +193,6 @@ def test_module_versions_are_those_of_a_state_dict_and_set_module_versions_gives
     compat.set_module_versions(old, versions)
     with pytest.raises(RuntimeError, match="num_batches_tracked"):
         nn.BatchNorm1d(2).load_state_dict(old)
-
-
-@pytest.mark.filterwarnings("error")
-def test_mark_stepped() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    compat.mark_stepped(optimizer)
-    scheduler.step()
 
 
 @pytest.mark.parametrize("value", [1.0, float("inf")])

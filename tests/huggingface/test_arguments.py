@@ -96,7 +96,7 @@ def parser() -> Any:
     return HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]  # a dataclass
 
 
-@pytest.mark.parametrize("name", sorted(SUPPORTED.keys() - {"deepspeed"}))  # which needs the package to be copied
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_an_argument_comes_from_a_command_line_and_is_kept(name: str, parser: Any) -> None:
     needed, value = NEEDS.get(name, {}), another_value(name)
     texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else str(value)]

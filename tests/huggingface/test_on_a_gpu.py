@@ -1,6 +1,5 @@
 """The same runs on a CUDA device."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from accelerate.state import AcceleratorState
 
 from pytorch_accelerated.huggingface import Trainer
 from tests.huggingface.runs import NoisyRows, Rows, StopAt, make_trainer, without_speed
-from tests.support.processes import REPOSITORY, run_under_torchrun
 from tests.support.resuming import assert_same
 from tests.support.states import verify
 
@@ -70,25 +68,3 @@ def test_a_resumed_run_equals_the_uninterrupted_one(step: int, precision: dict[s
     moved.train(resume_from_checkpoint=str(tmp_path / "parts" / f"checkpoint-{step}"))
     if not precision:
         torch.testing.assert_close(results(moved), whole, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_runs_with_deepspeed_equal_runs_without(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
-    ranks = min(torch.cuda.device_count(), 2)
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(ranks)))
-    found = {}
-    for stage in ("0", "1", "none", "2"):
-        folder = tmp_path / stage
-        folder.mkdir()
-        script = REPOSITORY / "tests" / "ranks" / "huggingface_deepspeed.py"
-        run_under_torchrun(script, ranks, folder, stage, "cuda", env={"CUDA_VISIBLE_DEVICES": devices})
-        found[stage] = torch.load(folder / "0.pt", map_location="cpu")
-        found[stage].pop("rates", None)
-    plain = found.pop("none")
-    for deepspeed in found.values():
-        assert deepspeed.pop("events") == plain["events"]
-        torch.testing.assert_close(
-            deepspeed, {name: value for name, value in plain.items() if name != "events"}, rtol=1e-5, atol=1e-6
-        )

@@ -26,7 +26,6 @@ from pytorch_accelerated.checkpointing.portable import load_portable, save_porta
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_canonical, load_canonical
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.context import Context
-from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.kept import Kept, kept
 from pytorch_accelerated.models.sharding import whole
 
@@ -56,9 +55,6 @@ def load_states(
     Raises:
         InvalidCheckpointError: names the object that cannot load its state.
     """
-    weights_first = isinstance(optimizer, ZeroOptimizer)  # it copies the weights that the model has when it loads
-    if weights_first:
-        load_weights()
     if optimizer is not None:
         undo.optimizer(optimizer, steps=False)
     if optimizer_state is not None:
@@ -72,8 +68,7 @@ def load_states(
             else:
                 undo.object(target)
                 target.load_state_dict(state)
-    if not weights_first:
-        load_weights()
+    load_weights()
 
 
 def check_same_kind(target: Any, state: Any, *, source: object) -> None:

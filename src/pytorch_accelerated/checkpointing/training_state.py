@@ -49,7 +49,6 @@ from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.context import Context, KeptStates
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
-from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards, is_sharded
@@ -149,9 +148,6 @@ def save_run(
     if any(map(has_shards, (run.model, *held_now.values()))):
         own_ranks = ranks if writer is None or ranks_of_writer is None else ranks_of_writer()
         write(folder, facts, ranks.do_on_all(encoded), own_ranks)
-    elif isinstance(run.optimizer, ZeroOptimizer):
-        parts = ranks.do_on_all(encoded)  # gathers the optimizer's state
-        ranks.do_on_first(lambda: write(folder, facts, parts))
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
 
@@ -203,8 +199,7 @@ def load_run(
         def load() -> None:
             load_states(load_weights, run.optimizer, optimizer_state, others, undo, source=folder)
 
-        # The optimizer of a DeepSpeed engine communicates with the other ranks while it loads.
-        load() if isinstance(run.optimizer, ZeroOptimizer) else ranks.do_on_all(load)
+        ranks.do_on_all(load)
     run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == ranks.count:
         own = by_rank[ranks.index]

@@ -118,11 +118,6 @@ def compile_call(module: nn.Module, **options: Any) -> None:
     module._compiled_call_impl = torch.compile(call, **options)
 
 
-def forward_hook_stores(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The live dicts of the hooks around the forward pass. Publicly a hook can be removed by its own handle only."""
-    return module._forward_hooks, module._forward_pre_hooks
-
-
 def module_versions(state: Mapping[str, Any]) -> Any:
     """The format versions of the modules whose state dict `state` is, by path; None without. They have no public name,
     but a module that has changed its format converts a state without them as if it were an old one."""
@@ -135,11 +130,6 @@ def set_module_versions(state: Any, versions: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- optimizers
-
-
-def mark_stepped(optimizer: Any) -> None:
-    """Say that `optimizer` has taken a step, where something else has done it. Torch's schedulers warn otherwise."""
-    optimizer._opt_called = True
 
 
 def found_infinite(scaler: Any, optimizer: Any) -> bool:

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.huggingface import knowledge
-from pytorch_accelerated.huggingface.arguments.deepspeed import make_schedule_of_config
 from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
 from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
@@ -166,8 +165,6 @@ class TrainerHooks:
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Make `lr_scheduler` for a run of so many updates, unless it exists, and return it."""
         optimizer = self.optimizer if optimizer is None else optimizer
-        if self.lr_scheduler is None:
-            self.lr_scheduler = make_schedule_of_config(self.args, optimizer, num_training_steps)
         if self.lr_scheduler is None:
             self.lr_scheduler = optimizing.make_schedule(
                 self.args.lr_scheduler_type,

@@ -173,7 +173,7 @@ class Trainer(TrainerHooks):
         every = [*DEFAULT_CALLBACKS, *reporters, *(callbacks or ()), shown_by]
         self.callback_handler = CallbackHandler(every, self.model, processing_class, *optimizers)
         is_placed = args.place_model_on_device
-        is_cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or knowledge.has_own_place(self.model)
+        is_cut = self.is_fsdp_enabled or knowledge.has_own_place(self.model)
         self.place_model_on_device = not is_cut if is_placed is None else is_placed
         self._engine = Engine(self, optimizers, **parallel.native_arguments(self.args))
         self._make_model_ready()
@@ -225,7 +225,7 @@ class Trainer(TrainerHooks):
         engine = self._engine
         if engine.given_schedule is None:
             self.lr_scheduler = None
-        if engine.given_optimizer is None and (self.model_init is not None or self.args.deepspeed is not None):
+        if engine.given_optimizer is None and self.model_init is not None:
             self.optimizer = None
         checkpoint = restoring.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
@@ -648,11 +648,6 @@ class Trainer(TrainerHooks):
     def accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
         return self._engine.accelerator
-
-    @property
-    def is_deepspeed_enabled(self) -> bool:
-        """Whether DeepSpeed trains."""
-        return self.args.deepspeed is not None
 
     @property
     def is_fsdp_enabled(self) -> bool:

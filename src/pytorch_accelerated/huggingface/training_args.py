@@ -21,7 +21,6 @@ import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.huggingface.arguments import argument as rules
-from pytorch_accelerated.huggingface.arguments.deepspeed import check_deepspeed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.arguments.fields import HubStrategy as HubStrategy
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as IntervalStrategy
@@ -75,7 +74,6 @@ class TrainingArguments(Arguments):
         """accelerate's state of this process, which has its device and its place among all processes."""
         return process_state(
             cpu=self.use_cpu,
-            deepspeed=self.deepspeed is not None,
             backend=self.ddp_backend,
             timeout=self.ddp_timeout_delta,
         )
@@ -374,7 +372,6 @@ def _about_pairs(args: Arguments) -> Iterator[str]:
                 f"`{name}` is {getattr(args, name)!r}, but `{needed}` is {getattr(args, needed)!r}, so it would have "
                 f"no effect: set `{needed}`, or leave `{name}` out"
             )
-    yield from check_deepspeed(args)
     yield from check_fsdp(args)
 
 

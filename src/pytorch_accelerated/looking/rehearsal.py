@@ -41,7 +41,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
     Restored, to the bit and after any exception: the trainer's attributes, the modules, optimizers and schedulers among
     them and in their lists and dicts (with gradients, buffers and modes), the gradient scaler, the run history, the
     states of `callbacks`, and the generators of torch, numpy, random and of loaders. The copies need as much memory as
-    model and optimizer; with FSDP or DeepSpeed, they are written to disk.
+    model and optimizer; with FSDP, they are written to disk.
 
     Args:
         trainer: the trainer, which is not at work.

@@ -11,12 +11,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.compat.accelerate import forget_prepared
-from pytorch_accelerated.models.deepspeed import EngineOptimizer, hand_over
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.optimizers import Optimizers
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.models.wrappers import PARALLEL, compile_in_place
-from pytorch_accelerated.processes.accelerators import refuse_idle_fp8, uses_deepspeed
+from pytorch_accelerated.processes.accelerators import refuse_idle_fp8
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -75,8 +74,6 @@ class PreparedModel:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:
                 move_state(optimizer)
-        elif uses_deepspeed(accelerator):
-            self.model, self.optimizer = hand_over(accelerator, model, optimizer)
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if for_training and isinstance(self.model, PARALLEL):
@@ -100,8 +97,6 @@ class PreparedModel:
 
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
         """Context for a batch after which the ranks need not exchange gradients yet."""
-        if isinstance(self.optimizer, EngineOptimizer):
-            return self.optimizer.accumulating()
         return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def release(self, model: Any) -> tuple[Any, Any]:
@@ -111,8 +106,6 @@ class PreparedModel:
             model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
         """
         self._forget_calls()
-        if isinstance(self.optimizer, EngineOptimizer):
-            self.optimizer.release()
         bare = getattr(self._bare_model, "__dict__", {})
         if forget_prepared(self._accelerator, self._bare_model):  # autocast is around the model's forward
             if self._forward is _MISSING:

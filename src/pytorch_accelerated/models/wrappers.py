@@ -7,18 +7,14 @@ gradients over the ranks in the backward pass except in its `no_sync`, and is in
 from __future__ import annotations
 
 import collections
-import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pytorch_accelerated.compat.torch import compile_call, is_compiled, uncompiled
 from pytorch_accelerated.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 #: Wrappers whose forward and backward passes wait for the other ranks.
 PARALLEL: Any = (DistributedDataParallel,)
@@ -40,7 +36,7 @@ def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
         model: a module, wrapped or not.
         keeps_compiled: False to also remove the wrapper of the user's own ``torch.compile(model)``.
     """
-    while isinstance(model, PARALLEL) or is_engine(model):
+    while isinstance(model, PARALLEL):
         model = model.module
     return model if keeps_compiled else uncompiled(model)
 
@@ -48,12 +44,6 @@ def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
 def for_evaluation(model: Any) -> Any:
     """The model without a wrapper that would wait for ranks that have no batch."""
     return model.module if isinstance(model, PARALLEL) else model
-
-
-def is_engine(model: Any) -> TypeGuard[nn.Module]:
-    """Whether `model` is a DeepSpeed engine."""
-    deepspeed = sys.modules.get("deepspeed")  # such a model exists only if deepspeed has been imported
-    return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> None:

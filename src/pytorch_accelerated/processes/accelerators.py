@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-import torch
 import torch.distributed as dist
 from accelerate import Accelerator as Accelerator
 from accelerate import PartialState
 from accelerate.utils import (
-    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     DistributedType,
     GradientAccumulationPlugin,
@@ -28,17 +26,14 @@ from accelerate.utils import send_to_device as send_to_device
 
 from pytorch_accelerated.compat.accelerate import (
     forget_other_precision,
-    forget_settings,
     has_process_state,
     remember_that_trainer_asked,
 )
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, LaunchError
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.processes.launching import World, check_group, join_world, meeting, must_group_on_cpu
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 # Set by `accelerate launch` from its command line or file, and by an `Accelerator` that is given the plugin.
 _VARIABLES = {
@@ -56,7 +51,6 @@ def create_accelerator(
     cpu: bool = False,
     timeout: timedelta | None = None,
     ddp_options: Mapping[str, Any] | None = None,
-    deepspeed_config: Mapping[str, Any] | None = None,
 ) -> Accelerator:
     """An `Accelerator` for this process, in the group of processes that the launcher asked for.
 
@@ -65,11 +59,10 @@ def create_accelerator(
         cpu: True to use the CPU, whatever else there is.
         timeout: how long a process waits for the others; default: torch's.
         ddp_options: for torch's `DistributedDataParallel`; they override ours.
-        deepspeed_config: the whole config of DeepSpeed; None: train without it.
 
     Raises:
         ConfigurationError: if the precision is unknown, if it or a plugin of accelerate would have no effect on this
-            device, or if the process is set up for DeepSpeed without a config.
+            device, or if the process is set up for DeepSpeed.
         LaunchError: if the launcher asked for several processes, but they would not train together.
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
@@ -84,18 +77,12 @@ def create_accelerator(
     refuse_parallelism()
     forget_other_precision(mixed_precision)
     world = join_world()
-    plugin = None
-    if deepspeed_config is not None:
-        process_state(deepspeed=True)
-        forget_settings()
-        plugin = DeepSpeedPlugin(hf_ds_config=dict(deepspeed_config))
-    elif os.environ.get(_USE_DEEPSPEED, "").lower() in ("1", "true"):
+    if _is_set(_VARIABLES["DEEPSPEED"]):
         _refuse_deepspeed()
     with meeting(world):
         accelerator = Accelerator(
             mixed_precision=mixed_precision,
-            cpu=plugin is None and (cpu or must_group_on_cpu(world)),
-            deepspeed_plugin=plugin,
+            cpu=cpu or must_group_on_cpu(world),
             # The plugin, not the number: the number can be overruled by an environment variable.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             step_scheduler_with_optimizer=False,
@@ -136,7 +123,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
             f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
             "trainer accumulates by itself. Leave it at 1, and pass `gradient_accumulation_steps` to `train`."
         )
-    if uses_deepspeed(accelerator):
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
         _refuse_deepspeed()
     return _checked(accelerator, world, timeout)
 
@@ -157,50 +144,24 @@ def _checked(accelerator: Accelerator, world: World | None, timeout: timedelta |
 
 def _refuse_deepspeed() -> NoReturn:
     raise ConfigurationError(
-        "This process is set up for DeepSpeed, by an Accelerator, by accelerate's configuration or by an earlier "
-        "trainer. Use pytorch_accelerated.huggingface with TrainingArguments(deepspeed=...), or start without it."
+        "This process is set up for DeepSpeed, by an Accelerator or by accelerate's configuration, but DeepSpeed "
+        "counts batches, divides losses and steps by itself. Start without it. To shard a model, use torch's "
+        "`fully_shard`, or TrainingArguments(fsdp=True) of pytorch_accelerated.huggingface."
     )
 
 
-def uses_deepspeed(state: Any) -> bool:
-    """Whether accelerate has set this process up for DeepSpeed.
-
-    Args:
-        state: an `Accelerator`, or what `process_state` returns.
-    """
-    return bool(state.distributed_type == DistributedType.DEEPSPEED)
-
-
-def process_state(*, cpu: bool = False, deepspeed: bool = False, **group_options: Any) -> PartialState:
+def process_state(*, cpu: bool = False, **group_options: Any) -> PartialState:
     """accelerate's state of this process. It works before there is a trainer; the first call decides for all.
 
     Args:
         cpu: True to use the CPU, whatever else there is.
-        deepspeed: whether the process will train with DeepSpeed.
         group_options: for torch's `init_process_group`, if this makes the group of all processes.
-
-    Raises:
-        LaunchError: if DeepSpeed is asked for, but no launcher has started the process.
-        MissingDependencyError: if DeepSpeed is asked for, but not installed.
     """
-    if not deepspeed:
-        if has_process_state():
-            return PartialState()
-        world = join_world()
-        with meeting(world):
-            return PartialState(cpu=cpu or must_group_on_cpu(world), **group_options)
-    require("deepspeed", needed_by="`deepspeed`")
+    if has_process_state():
+        return PartialState()
     world = join_world()
-    if "WORLD_SIZE" not in os.environ:
-        raise LaunchError(
-            "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs also for a "
-            "single one. Start it with: torchrun --nproc-per-node 1 your_script.py"
-        )
-    os.environ[_USE_DEEPSPEED] = "true"  # the only way to tell accelerate
-    if not torch.accelerator.is_available():
-        group_options["backend"] = "gloo"  # otherwise accelerate takes each process for the only one
     with meeting(world):
-        return PartialState(**group_options)
+        return PartialState(cpu=cpu or must_group_on_cpu(world), **group_options)
 
 
 def local_process_zero_only(function: Function) -> Function:

@@ -15,11 +15,9 @@ from torch import nn
 
 from pytorch_accelerated.compat.extras import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.huggingface.arguments.deepspeed import DDP_OPTIONS, check_batches, engine_config
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, warn
 from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.accelerators import uses_deepspeed
 from pytorch_accelerated.processes.ranks import Ranks
 from pytorch_accelerated.seeding import set_seed
 
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 # Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
+_DDP_OPTIONS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _FIRST = "make the arguments first"
 _SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
 
@@ -43,14 +42,14 @@ def native_arguments(args: TrainingArguments) -> dict[str, Any]:
     compiling = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
     given = {name: value for name, value in compiling.items() if value is not None}
     return {
-        "mixed_precision": precision if args.deepspeed is None else "no",  # DeepSpeed's config has the precision
+        "mixed_precision": precision,
         "compile_model": args.torch_compile and (given or True),
     }
 
 
 def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]:
     """The arguments of `create_accelerator`, except for the precision."""
-    options = {name.removeprefix("ddp_"): getattr(args, name) for name in DDP_OPTIONS}
+    options = {name.removeprefix("ddp_"): getattr(args, name) for name in _DDP_OPTIONS}
     if args.ddp_find_unused_parameters is None:
         # DDP would mark parameters as ready twice if their gradients were recomputed.
         options["find_unused_parameters"] = not (args.gradient_checkpointing or _checkpoints_activations(model))
@@ -58,7 +57,6 @@ def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]
         "cpu": args.use_cpu,
         "timeout": args.ddp_timeout_delta,
         "ddp_options": {name: value for name, value in options.items() if value is not None},
-        "deepspeed_config": engine_config(args, model),
     }
 
 
@@ -80,10 +78,6 @@ def refuse_processes(args: TrainingArguments) -> None:
     steps = (dealing.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
     if steps != args.gradient_accumulation_steps:
         complaints.append(f"`accelerator_config` has num_steps: {steps!r}: give `gradient_accumulation_steps`")
-    if (args.deepspeed is not None) != uses_deepspeed(args.distributed_state):
-        way = "without" if args.deepspeed else "for"
-        complaints.append(f"`deepspeed` is {args.deepspeed!r}, but this process was set up {way} it already: {_FIRST}")
-    complaints += check_batches(args)
     if args.fsdp and not several:
         complaints.append(f"`fsdp` is {args.fsdp!r}, but there is one process: start several with torchrun")
     if args.auto_find_batch_size and several:

@@ -23,7 +23,6 @@ from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAM
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.deepspeed import ZeroOptimizer
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks
@@ -143,8 +142,6 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: 
         check_same_kind(target, state, source=folder)
     with kept(only_if_it_fails=True) as undo:
         load_states(load_weights, engine.optimizer, optimizer, others, undo, source=folder)
-        if optimizer is None and isinstance(engine.optimizer, ZeroOptimizer):
-            engine.optimizer.take_over_weights()
     if generators is not None:
         restore_generator_states(generators)
     missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]

@@ -22,7 +22,6 @@ from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
-from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 from pytorch_accelerated.training.checks import check_optimizer_of
 from pytorch_accelerated.training.preparing import distributed
@@ -171,12 +170,6 @@ class Engine(NativeTrainer):
     def _create_accelerator(self) -> Accelerator:
         return create_accelerator(self.mixed_precision, **accelerator_arguments(self._face.args, self._face.model))
 
-    def _create_context(self, settings: TrainSettings) -> Context:
-        if self._face.args.deepspeed is not None:
-            # accelerate has one DeepSpeed config per process: restore ours if another trainer has changed it.
-            self._accelerator = self._create_accelerator()
-        return super()._create_context(settings)
-
     def _create_training(self, context: Context) -> FaceTraining:
         self.training = FaceTraining(context, self._order)
         return self.training
@@ -196,12 +189,6 @@ class Engine(NativeTrainer):
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
         super()._prepare_model_optimizer_and_dataloaders()
         face.model_wrapped = self.model
-
-    def _create_run_config(self, *sizes: Any, **further: Any) -> TrainerRunConfig:
-        config, args = super()._create_run_config(*sizes, **further), self._face.args
-        if args.deepspeed is None or not args.bf16:
-            return config
-        return dataclasses.replace(config, mixed_precision="bf16")  # accelerate does not know that of DeepSpeed
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Do nothing: the Hugging Face trainer logs losses when requested."""

@@ -10,7 +10,6 @@ from torch import nn
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.settings import check_optimizer
-from pytorch_accelerated.huggingface.arguments.deepspeed import check_parts
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.processes.accelerators import send_to_device
@@ -83,8 +82,6 @@ def complaints_about_parts(
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
     if optimizer is not None:
         check_optimizer(optimizer, (), has_own_step=True)  # its parameters are checked when it trains
-    has_optimizer = optimizer is not None or optimizer_cls_and_kwargs is not None
-    complaints += check_parts(args, has_optimizer=has_optimizer, has_scheduler=scheduler is not None)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         complaints.append("`args.metric_for_best_model` must be provided, because `save_strategy` is 'best'")
     return complaints
@@ -114,9 +111,11 @@ def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
 
 # Attributes of features that aren't in use, and their values.
 _NOT_IN_USE = {
+    "deepspeed": None,
     "hp_name": None,
     "hp_search_backend": None,
     "hub_model_id": None,
+    "is_deepspeed_enabled": False,
     "is_distributed_loading_by_transformers": False,
     "is_fsdp_xla_enabled": False,
     "is_fsdp_xla_v1_enabled": False,
@@ -137,7 +136,6 @@ def _always(value: Any) -> Callable[[Any], Any]:
 # A function of the trainer for each attribute; for a method, it returns the method.
 READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     **{name: _always(value) for name, value in _NOT_IN_USE.items()},
-    "deepspeed": lambda trainer: trainer.model_wrapped if trainer.is_deepspeed_enabled else None,
     "current_flos": lambda trainer: trainer._engine.training.counter.flos if trainer.is_in_train else 0,
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
     "tokenizer": lambda trainer: trainer.processing_class,

@@ -195,15 +195,3 @@ class FaceStep(Step):
             planned = [MicroBatch(None, weight=1 / len(own), is_last=False) for _ in own]
             planned[-1] = planned[-1]._replace(is_last=True)
         return [each._replace(batch=send_to_device(batch, device)) for each, batch in zip(planned, own, strict=True)]
-
-
-class ZeroStep(FaceStep):
-    """A step under ZeRO, where no rank has a gradient to itself: the optimizer's step clips and knows the norm."""
-
-    def clip(self) -> None:
-        """Leave clipping to the optimizer's step."""
-
-    def after_optimizer(self) -> None:
-        """Take the norm of the gradient from the optimizer."""
-        self.norms = [self.context.optimizer.gradient_norm]
-        super().after_optimizer()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.engine.step import FaceStep, ZeroStep
+from pytorch_accelerated.huggingface.engine.step import FaceStep
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
     MemoryMeter,
@@ -22,7 +22,6 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
-from pytorch_accelerated.models.deepspeed import EngineOptimizer, ZeroOptimizer
 from pytorch_accelerated.steps.step import Step
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.preparing import loader_of_pass
@@ -99,14 +98,10 @@ class FaceTraining(Training):
 
     def make_step(self, kind: type[Step] = FaceStep, *, steps_scheduler: bool) -> None:
         """A step that calls the `training_step` of the trainer."""
-        kind = ZeroStep if isinstance(self.context.optimizer, ZeroOptimizer) else kind
         super().make_step(kind, steps_scheduler=steps_scheduler)
 
     def release(self) -> None:
         """Remove what training wrapped around the model from the trainer that users see, too."""
-        face = self.face
-        if isinstance(face.optimizer, EngineOptimizer):  # it would keep all that DeepSpeed holds
-            face.optimizer = face.callback_handler.optimizer = face.optimizer.optimizer
         super().release()
         self._kept_loaders.clear()
         self._kept_workers.close()
