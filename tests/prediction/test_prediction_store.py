@@ -1,7 +1,6 @@
 """Collected predictions are complete, in dataset order, each once; in memory and on disk, on any number of ranks."""
 
 import errno
-import io
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -22,8 +21,6 @@ from pytorch_accelerated.errors import (
 )
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions, PredictionCollector
 from pytorch_accelerated.prediction.stored import (
-    FORMATS,
-    FileFormat,
     StoredPredictions,
     StoredPredictionsWriter,
     collect_predictions,
@@ -348,24 +345,6 @@ def test_folders_of_other_things_and_of_later_formats_are_not_opened(tmp_path: P
     for folder in ("", "missing"):
         with pytest.raises(InvalidCheckpointError, match=r"no complete predictions.*`output_path`"):
             StoredPredictions(tmp_path / folder)
-
-
-def test_another_format_of_files_takes_two_functions(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dump(block: Any) -> list[bytes]:
-        file = io.BytesIO()
-        np.savez(file, **{name: rows.numpy() for name, rows in block.items()})
-        return [file.getvalue()]
-
-    def read(path: Path) -> Any:
-        arrays = np.load(path)
-        return lambda name, rows: torch.from_numpy(arrays[name][rows])
-
-    monkeypatch.setitem(FORMATS, ".npz", FileFormat(dump, read))
-    stored = write_predictions(ranks, tmp_path / "predictions.npz")
-    assert {path.suffix for path in stored.path.glob("rank*")} == {".npz"}
-    assert_same(StoredPredictions(stored.path).load(), predictions_of(0, 20))
 
 
 @pytest.mark.gpu

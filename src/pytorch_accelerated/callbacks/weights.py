@@ -14,6 +14,7 @@ from torch import nn
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier_file
 from pytorch_accelerated.callbacks.warning import warn_user
+from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_model_finite, load_canonical
 from pytorch_accelerated.compat.torch import is_batch_norm
@@ -119,7 +120,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer.run_context.loaders.train is not None
-        if self.evaluate_during_training and is_training and not is_intermediate:
+        if is_training and not is_intermediate and self._is_measured(trainer):
             with self._as_module(trainer) as module:
                 trainer.run_context.evaluation_sets.evaluate_other_model(
                     module, metric_name_prefix=self._prefix, callbacks=self.callbacks
@@ -127,7 +128,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it is the best so far."""
-        if self.evaluate_during_training:
+        if self._is_measured(trainer):
             super().on_training_run_epoch_end(trainer, **kwargs)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -156,6 +157,10 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().load_state_dict(state)
         require_kinds(state, {"ema_model": (dict, OrderedDict, type(None))}, of=type(self).__name__)
         self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
+
+    def _is_measured(self, trainer: Trainer) -> bool:
+        """Whether the average is evaluated, and saved if it is the best, in this epoch."""
+        return self.evaluate_during_training
 
     def _average(self, trainer: Trainer) -> Any:
         if self._ema_model is None:
@@ -203,6 +208,7 @@ class SWACallback(ModelEmaCallback):
     """
 
     _prefix = "swa_model_"
+    _kinds = {**KINDS_OF_BEST, "averaged_epochs": (int,)}
     on_optimizer_step_end = TrainerCallback.on_optimizer_step_end
 
     def __init__(
@@ -236,25 +242,8 @@ class SWACallback(ModelEmaCallback):
         if trainer.run_context.is_last_epoch and self.averaged_epochs:
             self._refresh_statistics(trainer)
 
-    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Evaluate the average in the last epoch."""
-        if trainer.run_context.is_last_epoch:
-            super().on_eval_epoch_end(trainer, is_intermediate=is_intermediate, **kwargs)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Save the average in the last epoch."""
-        if trainer.run_context.is_last_epoch:
-            super().on_training_run_epoch_end(trainer, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The average, and of how many epochs it is."""
-        return {**super().state_dict(), "averaged_epochs": self.averaged_epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the average of the run that is being resumed."""
-        super().load_state_dict(state)
-        require_kinds(state, {"averaged_epochs": (int,)}, of=type(self).__name__)
-        self.averaged_epochs = state["averaged_epochs"]
+    def _is_measured(self, trainer: Trainer) -> bool:
+        return super()._is_measured(trainer) and trainer.run_context.is_last_epoch
 
     def _refresh_statistics(self, trainer: Trainer) -> None:
         """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""

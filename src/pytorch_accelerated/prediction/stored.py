@@ -14,9 +14,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -45,30 +45,6 @@ _VERSION = 1
 _ORDER_NAME = "order.safetensors"
 
 
-class FileFormat(NamedTuple):
-    """How a file holds a block of rows: tensors by their path in the hook's result, with one row per sample each.
-
-    To store predictions in another format, add it to `FORMATS`. The rest (order, checksums, ranks) stays as it is.
-
-    Attributes:
-        dump: makes the contents of a file.
-        open: opens a file for reading; ``open(path)(name, slice(0, 5))`` are the first five rows of the tensor `name`.
-    """
-
-    dump: Callable[[Leaves], Iterable[bytes | memoryview]]
-    open: Callable[[Path], Callable[[str, slice], torch.Tensor]]
-
-
-def _open_safetensors(path: Path) -> Callable[[str, slice], torch.Tensor]:
-    file = safe_open(path, framework="pt")
-    return lambda name, rows: file.get_slice(name)[rows]  # type: ignore[no-untyped-call]
-
-
-_DEFAULT = ".safetensors"
-FORMATS = {_DEFAULT: FileFormat(chunks, _open_safetensors)}
-"""By the suffix of an `output_path`, which the files in it have too; any other suffix means the default."""
-
-
 def collect_predictions(ranks: Ranks, output_path: str | os.PathLike[str] | None = None) -> PredictionCollector:
     """A collector in memory or, with `output_path`, on disk. Must be called by all ranks."""
     return InMemoryPredictions(ranks) if output_path is None else StoredPredictionsWriter(ranks, output_path)
@@ -93,8 +69,6 @@ class StoredPredictionsWriter:
 
     def __init__(self, ranks: Ranks, output_path: str | os.PathLike[str], *, block_bytes: int = BLOCK_BYTES) -> None:
         self._ranks = ranks
-        suffix = Path(output_path).suffix
-        self._suffix = suffix if suffix in FORMATS else _DEFAULT
         self._files: list[FileEntry] = []
         self._rows = CollectedRows(self._write_block, block_bytes=block_bytes)
         self._staged = ranks.do_on_first(lambda: _begin(output_path))
@@ -128,8 +102,8 @@ class StoredPredictionsWriter:
         self._staged.abort()
 
     def _write_block(self, block: Leaves) -> None:
-        name = _block_name(self._ranks.index, len(self._files)) + self._suffix
-        self._files.append(self._staged.write_file(name, FORMATS[self._suffix].dump(block)))
+        name = _block_name(self._ranks.index, len(self._files))
+        self._files.append(self._staged.write_file(name, chunks(block)))
 
     def _publish(self, everyones: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
         pieces = pieces_in_order([facts.places for facts, _ in everyones])
@@ -170,7 +144,6 @@ class StoredPredictions:
                 f"{self.path} holds no predictions of format {_VERSION}, which this version reads. Install another one."
             )
         self._files = {entry.name: entry for entry in manifest.files}
-        self._blocks_by_name = {Path(name).stem: name for name in self._files}
         self._rows: int = manifest.facts["rows"]
         self._structure: Any = manifest.facts["structure"]
         self._kinds: Kinds = manifest.facts["tensors"]
@@ -222,7 +195,7 @@ class StoredPredictions:
             end = first + rows
             while first < end:
                 part = slice(first, min(end, first + size - position % size))
-                parts.append({path: opened[rank][1](path, part) for path in self._kinds})
+                parts.append({path: opened[rank][1].get_slice(path)[part] for path in self._kinds})
                 position += part.stop - first
                 first = part.stop
                 if position % size == 0:
@@ -231,11 +204,10 @@ class StoredPredictions:
         if parts:
             yield _joined(parts)
 
-    def _open_block(self, stem: str) -> Callable[[str, slice], torch.Tensor]:
-        """Open a file for reading rows, after checking all of it; see `FileFormat`."""
-        path = self.path / self._blocks_by_name[stem]
-        check_file(path, self._files[path.name])
-        return FORMATS[path.suffix].open(path)
+    def _open_block(self, name: str) -> Any:
+        """A file whose tensors can be read by rows, after checking all of it."""
+        check_file(self.path / name, self._files[name])
+        return safe_open(self.path / name, framework="pt")
 
 
 def _joined(parts: list[Leaves]) -> Leaves:
@@ -243,7 +215,7 @@ def _joined(parts: list[Leaves]) -> Leaves:
 
 
 def _block_name(rank: int, block: int) -> str:
-    return f"rank{rank:05}-{block:05}"
+    return f"rank{rank:05}-{block:05}.safetensors"
 
 
 def _begin(output_path: str | os.PathLike[str]) -> StagedFolder:
