@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.schedulers import WSDLrScheduler
 from tests.callbacks.runs import Score, a_trainer, fit
 
@@ -26,16 +25,16 @@ SAVERS = {
     ),
     "states": (
         lambda: SaveTrainingStateCallback("states", save_every_n_epochs=2),
-        r"states has 2 checkpoints of an earlier run \(the last one: final, .* replace those of the same names: pass "
+        r"states/final is from an earlier run \(20..-.* will replace those of the same names; pass "
         r"`resume_from='states'`",
     ),
     "few states": (
         lambda: SaveTrainingStateCallback("states", max_checkpoints=1),
-        r"states has 1 checkpoint of an earlier run \(.* will replace or delete them as it saves its own",
+        r"states/final is from an earlier run \(.* will replace or delete earlier states",
     ),
     "checkpoints of a schedule": (
         WSDCheckpointCallback,
-        r"checkpoints has 2 checkpoints of an earlier run \(.*post_decay.pt.* will replace those at the same steps",
+        r"post_decay.pt is from an earlier run \(.* will replace those at the same steps",
     ),
 }
 

@@ -141,7 +141,9 @@ def test_unknown_names_and_outputs_that_fit_no_task_are_errors() -> None:
     for names in (["acuracy"], ["accuracy", "mae"]):
         with pytest.raises(ConfigurationError, match="not known, or belong to different tasks"):
             MetricsCallback(names)
-    with pytest.raises(HookOutputError, match="do not fit predictions"):
+    with pytest.raises(
+        HookOutputError, match=r"do not fit the predictions, float32 \[\d+, 3\].*, and the targets, float32 \[\d+, 2\]"
+    ):
         run(3, lambda outputs, targets: outputs.sum(), NOISE[:, :2], ["mae"])
 
 

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import saving
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.verify import verify
 from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     NonFiniteLossError,
@@ -234,14 +237,19 @@ def test_the_newest_states_are_kept_also_over_a_restart() -> None:
     assert states_in() == {"step_6", "step_8"}
 
 
-def test_an_older_state_is_there_until_the_new_one_is_complete() -> None:
-    class Look(TrainerCallback):
-        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            found.append(states_in() if Path("training_states").exists() else set())
-
+def test_an_older_state_is_there_until_the_new_one_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[set[str]] = []
-    fit(a_trainer(SaveTrainingStateCallback(save_every_n_steps=1, max_checkpoints=1), Look()), num_epochs=1)
-    assert found == [set(), {"step_1"}, {"step_1", "step_2"}, {"step_2", "step_3"}, {"step_3", "step_4"}]
+
+    def look_and_remove(state: Path) -> None:
+        found.append(states_in())
+        for name in states_in():
+            verify(Path("training_states") / name)
+        remove_state(state)
+
+    monkeypatch.setattr(saving, "remove_state", look_and_remove)
+    fit(a_trainer(SaveTrainingStateCallback(save_every_n_steps=1, max_checkpoints=1)), num_epochs=1)
+    steps = [{f"step_{number}", f"step_{number + 1}"} for number in range(1, 5)]
+    assert found == [*steps, {"step_5", "final"}]
     assert states_in() == {"final"}
 
 

@@ -9,9 +9,8 @@ import torch
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.schedulers import WSDLrScheduler
 from pytorch_accelerated.utils import read_run_history

@@ -23,13 +23,12 @@ from pytorch_accelerated.callbacks.progress import (
     PrintProgressCallback,
     ProgressBarCallback,
 )
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.trackers import TrackerCallback
 from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
-from pytorch_accelerated.callbacks.wsd import WSDCheckpointCallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
     DuplicateCallbackError,

@@ -56,7 +56,6 @@ class LimitEvalStepsCallback(TrainerCallback):
         ConfigurationError: if `num_eval_steps` is not a positive whole number.
     """
 
-    limit_intermediate_only = True
     _unlimited: list[Any] | None = None  # the loaders whose places slices of them have taken
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:

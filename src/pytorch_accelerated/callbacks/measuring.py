@@ -173,16 +173,12 @@ class ProfilerCallback(TrainerCallback):
 
         schedule = torch.profiler.schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1)
         self._profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write)
-        self._updates_left = self.wait + self.warmup + self.active
         self._profiler.start()
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Count an update."""
         if self._profiler is not None:
             self._profiler.step()
-            self._updates_left -= 1
-            if self._updates_left == 0:
-                self.on_training_run_end(trainer)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Stop profiling, also if the run ended early."""

@@ -13,10 +13,11 @@ from pytorch_accelerated.callbacks.named_metrics import Task, check_names, metri
 from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.compat.extras import reductions_of, set_update_count
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.tracking.values import is_scalar, on_host, stored_value
-from pytorch_accelerated.trees import leaves_by_path, map_leaves, would_broadcast
+from pytorch_accelerated.trees import map_leaves, would_broadcast
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -427,7 +428,7 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
         except Exception as error:
             raise HookOutputError(
                 f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with "
-                f"the predictions {_described(predictions)} and the targets {_described(targets)}, in this order "
+                f"the predictions {described(predictions)} and the targets {described(targets)}, in this order "
                 "(targets first for scikit-learn's). `predictions` and `targets` of MetricsCallback say what they "
                 "are: predictions='argmax' for functions of classes."
             ) from error
@@ -436,7 +437,7 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
             if not is_scalar(found[str(key)]):
                 where = "" if key == name else f" in the entry {key!r} of its dict"
                 raise HookOutputError(
-                    f"The metric {name!r} returned {_described(value)}{where}. Return a number, or a dict of numbers."
+                    f"The metric {name!r} returned {value!r:.100}{where}. Return a number, or a dict of numbers."
                 )
     return found
 
@@ -444,16 +445,6 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
 def _is_of_torchmetrics(metric: Any) -> bool:
     torchmetrics = sys.modules.get("torchmetrics")  # without it, there can't be one
     return torchmetrics is not None and isinstance(metric, (torchmetrics.Metric, torchmetrics.MetricCollection))
-
-
-def _described(value: Any) -> str:
-    """Kinds and shapes of nested tensors; anything else as it prints, in short."""
-    parts = [
-        f"{path} {leaf.dtype} of shape {tuple(leaf.shape)}".strip()
-        for path, leaf in leaves_by_path(value).items()
-        if isinstance(leaf, torch.Tensor) or hasattr(leaf, "shape")
-    ]
-    return ", ".join(parts) or f"{value!r:.100}"
 
 
 def _predictions_of(outputs: Any, choice: Choice) -> Any:
@@ -489,6 +480,6 @@ def _argmax(predictions: Any) -> torch.Tensor:
     if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
         raise HookOutputError(
             f"predictions='argmax' needs several classes in the last dimension, but the model's outputs are "
-            f"{_described(predictions)}. Pass a function, for example predictions=lambda outputs: outputs[:, 0] > 0."
+            f"{described(predictions)}. Pass a function, for example predictions=lambda outputs: outputs[:, 0] > 0."
         )
     return predictions.argmax(dim=-1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
@@ -115,12 +116,8 @@ def task_of(names: Sequence[str], predictions: Any, targets: Any) -> Task:
             classes = predictions.shape[1]
             settings = {"num_classes": classes, "ignore_index": _IGNORED, "validate_args": False}
             return Task("Multiclass", settings, f"{classes} classes")
-    shapes = [
-        f"{tuple(each.shape)} {each.dtype}" if isinstance(each, torch.Tensor) else repr(each)[:60]
-        for each in (predictions, targets)
-    ]
     raise HookOutputError(
-        f"The metrics {list(names)} do not fit predictions {shapes[0]} and targets {shapes[1]}. For classes, give a "
-        "score for each and whole numbers, or one score and 0 or 1; for numbers, equal shapes. `predictions` and "
-        "`targets` of MetricsCallback say what they are."
+        f"The metrics {list(names)} do not fit the predictions, {described(predictions)}, and the targets, "
+        f"{described(targets)}. For classes, give a score for each and whole numbers, or one score and 0 or 1; for "
+        "numbers, equal shapes. `predictions` and `targets` of MetricsCallback say what they are."
     )

@@ -120,10 +120,6 @@ class UnfreezeCallback(TrainerCallback):
         for parameter in self._frozen:
             parameter.grad = None
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Forget the parameters."""
-        self._frozen = []
-
 
 def _has_any(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(re.search(pattern, name) for name in names for pattern in patterns)

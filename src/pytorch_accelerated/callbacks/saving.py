@@ -1,7 +1,8 @@
-"""Saving while training: the best model to a file, and the whole state of a run to folders to resume from."""
+"""Saving while training: the best model, the whole state of a run to resume from, the checkpoints of a schedule."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 import warnings
@@ -11,15 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, WatchedMetric
-from pytorch_accelerated.checkpointing.disk import is_file
 from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import list_states
-from pytorch_accelerated.errors import CheckpointError, DuplicateCallbackError
-from pytorch_accelerated.progress.text import folded, format_count, format_number
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DuplicateCallbackError
+from pytorch_accelerated.progress.text import folded, format_number
+from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
+from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import Pace
 
 if TYPE_CHECKING:
@@ -83,7 +87,7 @@ class SaveBestModelCallback(MetricJudge):
             )
             self._forget_best()
         if self.best_metric is None:
-            tell_of_earlier_file(trainer, self.save_path, "the best model of this run")
+            tell_of_earlier(trainer, [Path(self.save_path)], "the best model of this run will replace it")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Load the best checkpoint, on every rank."""
@@ -177,7 +181,6 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     _clock = staticmethod(time.monotonic)
     _is_final_requested = False
-    _is_retention_due = False
     _has_requested = False
     _saved_at: float | None = None
     _pace: Pace | None = None
@@ -218,21 +221,18 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         trainer.run_context.saves.claim_folder(self.save_dir)
         if trainer.run_state.updates == 0:  # else the run was resumed
-            names = [folder.name for folder, _ in self._listed_states()]
-            fate = "will replace those of the same names"
-            if self.retention.last is not None or self.retention.best is not None:
-                fate = "will replace or delete them as it saves its own"
-            remedy = f": pass `resume_from={str(self.save_dir)!r}` to continue it, or another `save_dir` to keep them"
-            tell_of_earlier_states(trainer, self.save_dir, names, fate + remedy)
+            fate = "replace those of the same names" if self.retention.keeps_all else "replace or delete earlier states"
+            remedy = (
+                f"pass `resume_from={str(self.save_dir)!r}` to continue that run, or another `save_dir` to keep them"
+            )
+            tell_of_earlier(trainer, [folder for folder, _ in self._listed_states()], f"this run will {fate}; {remedy}")
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
-        if self.background and trainer.run_context.ranks.is_first:
-            # Waiting for a moment without a writer would let states pile up where saving takes longer than training.
+        if trainer.run_context.ranks.is_first:
             trainer.run_context.saves.writer.after_each.append(self._apply_retention)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
-        self._delete_outdated(trainer)
         updates, minutes = trainer.run_state.updates, self.policy.every_n_minutes
         is_late = minutes is not None and self._agreed_seconds_since_save(trainer) >= 60 * minutes
         if is_late or _is_multiple(updates, self.policy.every_n_updates):
@@ -240,7 +240,6 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of epochs says so, and after the last epoch."""
-        self._delete_outdated(trainer)
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
             history, ranks = trainer.run_history, trainer.run_context.ranks
@@ -257,10 +256,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.save_on_signal if trainer.run_context.stopping.signals.agreed else self.save_at_end:
             self._request_final(trainer)
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Delete states that the last one made superfluous."""
-        self._delete_outdated(trainer)
-
     def saved_places(self) -> dict[str, str]:
         """The folder of the training states, once there is one; for the summary of a run."""
         has_saved = self._has_requested and bool(self._listed_states())
@@ -272,7 +267,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _request(self, trainer: Trainer, name: str) -> None:
         trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
-        self._is_retention_due = self._has_requested = True
+        self._has_requested = True
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
@@ -296,14 +291,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._pace.go_on(updates, between)
         return seconds
 
-    def _delete_outdated(self, trainer: Trainer) -> None:
-        """Apply the retention, since the states requested in earlier events are complete."""
-        if trainer.run_context.saves.writer.is_busy:
-            return  # it does so itself
-        is_due, self._is_retention_due = self._is_retention_due, False
-        if is_due and trainer.run_context.ranks.is_first:
-            self._apply_retention()
-
     def _apply_retention(self) -> None:
         if self.retention.keeps_all:
             return
@@ -322,34 +309,108 @@ def _is_multiple(number: int, of: int | None) -> bool:
     return of is not None and number % of == 0
 
 
-def tell_of_earlier_file(trainer: Trainer, path: str | Path, successor: str) -> None:
-    """Print one line on each node, once in a process, if `path` exists: `successor` will replace the file."""
-    path = Path(path)
-    if is_file(path):
-        _tell(trainer, path, f"{path} is from an earlier run ({_age(path)}): {successor} will replace it")
-
-
-def tell_of_earlier_states(trainer: Trainer, folder: str | Path, names: Sequence[str], fate: str) -> None:
-    """Print one line, once in a process, if a folder that this run saves to has states of an earlier run.
+def tell_of_earlier(trainer: Trainer, paths: Sequence[Path], fate: str) -> None:
+    """Print one line on each node, once in a process, if there are files or folders of an earlier run.
 
     Args:
         trainer: the trainer of the run, which is not a resumed one.
-        folder: the folder.
-        names: the names of the earlier checkpoints, the newest last.
+        paths: where they may be.
         fate: says what this run will do to them.
     """
-    if names and trainer.run_context.ranks.is_first:
-        last = f"{format_count(len(names), 'checkpoint')} of an earlier run (the last one: {names[-1]}, "
-        last += f"{_age(Path(folder) / names[-1])})"
-        _tell(trainer, Path(folder), f"{folder} has {last}. This run does not continue it, and {fate}")
+    times = {path.stat().st_mtime: path for path in paths if path.exists()}
+    if not times or times[max(times)].absolute() in _told:  # in a notebook, a cell is run many times
+        return
+    newest = times[max(times)]
+    _told.add(newest.absolute())
+    trainer.print(
+        folded(f"{newest} is from an earlier run ({datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}): {fate}")
+    )
 
 
-def _tell(trainer: Trainer, path: Path, text: str) -> None:
-    """Print `text`, unless something was said about `path` already: in a notebook, a cell is run many times."""
-    if path.absolute() not in _told:
-        _told.add(path.absolute())
-        trainer.print(folded(text))
+@dataclasses.dataclass(eq=False, repr=False)
+class WSDCheckpointCallback(TrainerCallback):
+    """Saves at the checkpoints of a `WSDLrScheduler`: where a decay begins, and where it ends.
+
+    `save_dir` gets training states ``checkpoint_<step>_wsd_pre_decay``, from which a longer run can start, and
+    files ``checkpoint_<step>_wsd_post_decay.pt`` of `Trainer.save_checkpoint`, which have the better models. A step is
+    an applied optimizer update.
+
+    To train on, pass either as `initial_checkpoint`, with ``is_continuation_from_checkpoint=True`` for the scheduler.
+    The new run has the weights, the optimizer and, of a training state, the random generators. It counts from 0: its
+    number of epochs or steps is that of the new part. For a run that equals an uninterrupted one of a greater length,
+    resume from the training state: ``train(..., resume_from=...)`` with the number of epochs of the whole.
+
+    Args:
+        save_dir: the folder of the checkpoints.
+        save_optimizer: whether the files include the optimizer's state.
+        save_scheduler: whether the files include the scheduler's state.
+        initial_checkpoint: a training state, or a file of `Trainer.save_checkpoint`, to begin with, unless the run is
+            resumed.
+    """
+
+    ranks_agree_after_each_update = False
+    takes_part_in_preflight = False
+    _told_apart_by = "save_dir"
+
+    save_dir: str | Path = "checkpoints"
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    initial_checkpoint: str | Path | None = None
+    _last_step = 0
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Check the scheduler, and load `initial_checkpoint`.
+
+        Raises:
+            ConfigurationError: if the scheduler is not a `WSDLrScheduler`.
+            CheckpointError: if the state is missing, damaged, or of another model.
+        """
+        scheduler = _scheduler_of(trainer)
+        trainer.run_context.saves.claim_folder(self.save_dir)
+        is_resumed = trainer.run_state.updates > 0
+        if self.initial_checkpoint is not None and not is_resumed:
+            _load_initial(trainer, self.initial_checkpoint)
+            scheduler.step_update(0)
+        elif not is_resumed:
+            earlier = list(Path(self.save_dir).glob("checkpoint_*_wsd_*"))
+            tell_of_earlier(trainer, earlier, "this run will replace those at the same steps")
+        self._last_step = scheduler.get_current_step()
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save if a decay begins or ends here."""
+        scheduler = _scheduler_of(trainer)
+        step = scheduler.get_current_step()
+        if step == self._last_step:
+            return  # the update was skipped
+        self._last_step = step
+        for period in scheduler.get_decay_info():
+            if step == period["pre_decay_step"]:
+                trainer.save_training_state(Path(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
+            if step == period["period_end"]:
+                trainer.save_checkpoint(
+                    Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt",
+                    {"step": step, "epoch": trainer.run_history.current_epoch},
+                    save_optimizer=self.save_optimizer,
+                    save_scheduler=self.save_scheduler,
+                )
 
 
-def _age(path: Path) -> str:
-    return f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"
+def _load_initial(trainer: Trainer, source: str | Path) -> None:
+    """Load the weights, the optimizer and the generators of a training state or of a portable file."""
+    run = trainer.run_context
+    if run.ranks.from_first(Path(source).is_file()):
+        trainer.load_checkpoint(source, load_scheduler=False)
+        return
+    state = run.states.find(source, must_exist=True)
+    parts = dataclasses.replace(run, scheduler=None, callbacks=CallbackHandler(), recorder=None)
+    parts.history, parts.losses, parts.gradient_norms = copy.deepcopy(parts.history), LossTracker(), LossTracker()
+    load_run(parts, state, restores_position=False, read=run.states.take_read(state))
+
+
+def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:
+    if not isinstance(trainer.scheduler, WSDLrScheduler):
+        raise ConfigurationError(
+            f"WSDCheckpointCallback needs a WSDLrScheduler, but the scheduler of this run is {trainer.scheduler!r}. "
+            "Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or remove the callback."
+        )
+    return trainer.scheduler

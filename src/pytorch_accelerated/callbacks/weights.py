@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier_file
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST
 from pytorch_accelerated.checkpointing.matching import require_kinds
@@ -100,7 +100,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
             self._refuse_shared_path(trainer)
-            tell_of_earlier_file(trainer, self.save_path, "the average of this run")
+            tell_of_earlier(trainer, [Path(self.save_path)], "the average of this run will replace it")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None

@@ -262,7 +262,8 @@ class BackgroundWriter:
 
     Attributes:
         failure: why a state could not be written; `wait` raises it.
-        after_each: functions that the thread calls when a state is complete, before the next one starts.
+        after_each: functions that the thread calls when a state is complete, before the next one starts; `Saves` calls
+            them after a state that it did not write.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, role_and_quantity, unknown_metric
@@ -132,20 +134,14 @@ def smoothed(values: Iterable[float], weight: float) -> list[float]:
 
 
 def epochs_of_updates(steps: Sequence[StepRecord]) -> list[float]:
-    """The place of each step record in epochs: 1.5 in the middle of the second one.
+    """The place of each step record, of which there is at least one, in epochs: 1.5 in the middle of the second one.
 
     An epoch that is not finished counts as one that is as long as the longest of those before.
     """
-    ends = {record.epoch: record.update for record in steps}  # the last one of each epoch
-    starts = dict(zip(ends, (0, *ends.values()), strict=False))
-    longest = 0
-    places = []
-    for record in steps:
-        start, end = starts[record.epoch], ends[record.epoch]
-        is_last = record.epoch == steps[-1].epoch
-        length = max(end - start, longest if is_last else 0, 1)
-        longest = longest if is_last else max(longest, end - start)
-        places.append(record.epoch - 1 + (record.update - start) / length)
+    knots = [0, *{record.epoch: record.update for record in steps}.values()]  # the last update of each epoch
+    knots[-1] = knots[-2] + max(np.diff(knots))
+    epochs = [steps[0].epoch - 1, *dict.fromkeys(record.epoch for record in steps)]
+    places: list[float] = np.interp([record.update for record in steps], knots, epochs).tolist()
     return places
 
 

@@ -88,6 +88,9 @@ class Saves:
         self.folders.add_saved(folder, self._ranks, writer)
         epoch = run_state.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
+        if writer is None and not self.writer.is_busy:
+            for call in self.writer.after_each:
+                call()
 
     def finish(self) -> None:
         """Wait for states that are written in the background; raise their errors. Must be called by all ranks."""
