@@ -26,7 +26,7 @@ from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.text import folded
 from pytorch_accelerated.tracking.history import RunHistory
 from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.values import MetricRecord, hyperparameters_of
+from pytorch_accelerated.tracking.values import MetricRecord, hyperparameters_of, joined
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -565,14 +565,9 @@ class TrackerCallback(TrainerCallback):
 
 def _rows(records: Iterable[MetricRecord], step_records: Iterable[StepRecord]) -> list[Row]:
     """The numbers of the records, one row for each step unless a name has several values there, in order of steps."""
-    rows: list[Row] = []
     values = [(record.update, {record.name: record.value}) for record in records if record.is_scalar]
-    for step, new in sorted([*((one.update, _values_of(one)) for one in step_records), *values], key=itemgetter(0)):
-        if rows and rows[-1].step == step and not rows[-1].values.keys() & new:
-            rows[-1].values.update(new)
-        else:
-            rows.append(Row(step, new))
-    return rows
+    measured = [(record.update, _values_of(record)) for record in step_records]
+    return [Row(*row) for row in joined(sorted([*measured, *values], key=itemgetter(0)))]
 
 
 def _values_of(record: StepRecord) -> dict[str, float]:

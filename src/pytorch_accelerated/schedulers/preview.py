@@ -65,11 +65,10 @@ def scheduled_values(
     is_of_timm = hasattr(scheduler, "step_update") and not isinstance(scheduler, StatefulSchedulerBase)
     values = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)  # the stand-in has no gradients
+        warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)  # it misses the optimizer's steps
         for epoch in range(num_epochs):
             for update in range(num_updates_per_epoch):
                 values.append(tuple(float(group[field]) for group in stand_in.param_groups))
-                stand_in.step()
                 if is_of_timm:
                     scheduler.step_update(num_updates=epoch * num_updates_per_epoch + update + 1)
                 elif step_scheduler == "update":
@@ -121,18 +120,12 @@ def plot_schedule(
 
 
 def _stand_in(optimizer: Any, lr: float) -> torch.optim.Optimizer:
-    """An optimizer like the given one, with the same groups, whose parameters are empty."""
+    """An optimizer like the given one, with the same groups, without parameters."""
     if optimizer is None:
         return torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=lr)
     stand_in: torch.optim.Optimizer = copy.copy(optimizer)
     stand_in.state = defaultdict(dict)
-    stand_in.param_groups = [
-        {
-            name: [torch.zeros(1, requires_grad=True)] if name == "params" else copy.deepcopy(value)
-            for name, value in group.items()
-        }
-        for group in optimizer.param_groups
-    ]
+    stand_in.param_groups = copy.deepcopy([{**group, "params": []} for group in optimizer.param_groups])
     return stand_in
 
 

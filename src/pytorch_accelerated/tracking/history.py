@@ -19,6 +19,7 @@ from pytorch_accelerated.tracking.step_records import StepHistory, records_of, t
 from pytorch_accelerated.tracking.values import (
     MetricRecord,
     columns_of,
+    joined,
     name_in_set,
     records_in,
     stored_value,
@@ -227,20 +228,14 @@ class RunHistory(StepHistory, ABC):
             MissingDependencyError: if pandas is not installed.
         """
         pandas = require("pandas", needed_by="RunHistory.to_dataframe")
-        moments: list[tuple[int, int]] = []
-        rows: list[dict[str, Any]] = []
+        scalars = (record for record in self._metric_records if record.is_scalar)
+        rows = joined(((record.epoch, record.update), {record.name: record.value}) for record in scalars)
         if step_records:
-            rows = [record.columns() for record in self._step_records]
-            moments = [(int(row.pop("epoch")), int(row.pop("update"))) for row in rows]
-        for record in () if step_records else self._metric_records:
-            moment = record.epoch, record.update
-            if record.is_scalar:
-                if not rows or moments[-1] != moment or record.name in rows[-1]:
-                    moments.append(moment)
-                    rows.append({})
-                rows[-1][record.name] = record.value
-        index = pandas.DataFrame(moments, columns=["epoch", "update"], dtype="int64")
-        return pandas.DataFrame(rows, index=pandas.MultiIndex.from_frame(index))
+            rows = [((record.epoch, record.update), record.columns()) for record in self._step_records]
+            for _, values in rows:
+                del values["epoch"], values["update"]
+        moments = pandas.DataFrame([moment for moment, _ in rows], columns=["epoch", "update"], dtype="int64")
+        return pandas.DataFrame([values for _, values in rows], index=pandas.MultiIndex.from_frame(moments))
 
     def plot(
         self,

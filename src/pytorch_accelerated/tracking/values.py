@@ -6,7 +6,7 @@ import math
 import numbers
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from pytorch_accelerated.errors import UnknownMetricError
 from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.run_config import TrainerRunConfig, plain_value
 from pytorch_accelerated.trees import map_leaves, plain_parts_of
+
+Place = TypeVar("Place")
 
 _KIND = re.compile(r"\A(?:(?:intermediate_)?eval(?:uation)?_)?")  # it matches every name
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
@@ -51,6 +53,21 @@ def unknown_metric(name: str, known: Iterable[str], what: str = "value") -> Unkn
     names = ", ".join(map(repr, known))
     others = f"Known metrics: {names}." if names else "Nothing has been recorded yet."
     return UnknownMetricError(f"The metric {name!r} has no {what}. {others}")
+
+
+def joined(entries: Iterable[tuple[Place, Mapping[str, Any]]]) -> list[tuple[Place, dict[str, Any]]]:
+    """The rows of a table: neighbours of one place are one row, unless a name has several values there.
+
+    >>> joined([(1, {"loss": 0.5}), (1, {"accuracy": 0.8}), (2, {"loss": 0.4})])
+    [(1, {'loss': 0.5, 'accuracy': 0.8}), (2, {'loss': 0.4})]
+    """
+    rows: list[tuple[Place, dict[str, Any]]] = []
+    for place, values in entries:
+        if rows and rows[-1][0] == place and not rows[-1][1].keys() & values.keys():
+            rows[-1][1].update(values)
+        else:
+            rows.append((place, dict(values)))
+    return rows
 
 
 def columns_of(records: Iterable[MetricRecord]) -> dict[str, Any]:
