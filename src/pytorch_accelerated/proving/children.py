@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.looking.rehearsal import taking_part
 from pytorch_accelerated.proving.factory import make_run
 from pytorch_accelerated.proving.outside import Outside
-from pytorch_accelerated.proving.trace import Trace, UpdateTrace, digest, gradients_of
-from pytorch_accelerated.seeding import generator_states
-from pytorch_accelerated.trees import tensors_in
+from pytorch_accelerated.proving.trace import FirstUpdate, Trace, UpdateTrace
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -43,60 +40,6 @@ _REMEDY = "pass `factory`, a function of a module or a script that returns a new
 
 class NotCheckedError(PytorchAcceleratedError):
     """Something cannot be checked."""
-
-
-@dataclasses.dataclass
-class FirstUpdate:
-    """The first update of a run, as far as it is compared to rounding.
-
-    Attributes:
-        batches: the tensors of each batch of this rank, on the CPU.
-        gradients: complete, before clipping, by name; None if they were not seen.
-        draws: whether a forward pass drew random numbers.
-        statistics: the names of the modules that normalise by the statistics of a batch.
-        ranks: the number of processes.
-    """
-
-    batches: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
-    gradients: dict[str, torch.Tensor] | None = None
-    draws: bool = False
-    statistics: list[str] = dataclasses.field(default_factory=list)
-    ranks: int = 1
-
-
-class Recording(TrainerCallback):
-    """Records the first update of a run.
-
-    Args:
-        first: what to complete. It is no list or dict, which a rehearsal would give back.
-    """
-
-    takes_part_in_preflight = False
-
-    def __init__(self, first: FirstUpdate) -> None:
-        self._first = first
-        self._generators = ""
-
-    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Keep the batch."""
-        if trainer.run_state.updates == 0:
-            batch = trainer.run_context.training.step.micro_batch.batch
-            self._first.batches.append([each.cpu().clone() for each in tensors_in(batch)])
-            self._generators = digest(generator_states())
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Note what the forward pass did besides computing."""
-        if trainer.run_state.updates == 0:
-            modules = trainer.get_model().named_modules()
-            self._first.draws |= self._generators != digest(generator_states())
-            self._first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Keep the gradients."""
-        if trainer.run_state.updates == 0:
-            found = gradients_of(trainer).items()
-            self._first.gradients = {name: each.detach().to("cpu", torch.float64, copy=True) for name, each in found}
-            self._first.ranks = trainer.run_context.ranks.count
 
 
 class Saving(TrainerCallback):
@@ -134,8 +77,7 @@ class Job:
         folder: for them.
         settings: arguments of `train` besides those that it makes itself.
         last_update: it stops after this one.
-        watching: callbacks that see each update, too.
-        killed_in: it kills itself within this update; None for never.
+        killed_in: it saves each update in a folder of its name, and kills itself within this one; None for never.
         num_threads: of torch.
         script: that may define what the payload consists of; None if there is none.
     """
@@ -145,7 +87,6 @@ class Job:
     folder: Path
     settings: Mapping[str, Any]
     last_update: int
-    watching: tuple[TrainerCallback, ...] = ()
     killed_in: int | None = None
     num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
     script: Path | None = dataclasses.field(default_factory=lambda: _script())
@@ -224,14 +165,15 @@ def work(path: str) -> None:
             sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         trainer, given = pickle.loads(job.payload)()
         arguments = {**given, **job.settings}
-        first, trace = FirstUpdate(), Trace(job.last_update, Outside(arguments))
+        first = FirstUpdate()
+        trace = Trace(job.last_update, Outside(arguments), first)
 
         def write() -> None:
             job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
 
-        callbacks = [*taking_part(trainer.callback_handler), Recording(first), *job.watching]
+        callbacks = taking_part(trainer.callback_handler)
         if job.killed_in is not None:
-            callbacks.append(_Killed(job.killed_in, write))
+            callbacks += [Saving(job.folder / job.name), _Killed(job.killed_in, write)]
         trainer.callback_handler.callbacks = [*callbacks, trace]
         trainer.train(**arguments)
         if trainer.run_context.ranks.is_first:

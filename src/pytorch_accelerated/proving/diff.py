@@ -199,20 +199,16 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         differing_state=position[0] if parts else None,
         parts=parts,
     )
-    first = found.first_update
+    first, make = found.first_update, make_a or make_b
     start = next((each for each in reversed(equal) if first is None or each[0] < first), None)
-    found = dataclasses.replace(found, equal_state=None if start is None else start[0])
-    make = make_a or make_b
-    if first is None or make is None:
-        return found
-    a_again, gives_a = _trained(one, make_a or make, start, first)
-    b_again, gives_b = _trained(other, make_b or make, start, first)
-    parting = first_parting(a_again.values(), b_again.values())
-    parted = None if parting is None else (a_again[parting.update], b_again[parting.update])
-    trained_from, is_reproduced = found.equal_state or 0, (gives_a, gives_b)
-    return dataclasses.replace(
-        found, trained_from=trained_from, parting=parting, parted=parted, is_reproduced=is_reproduced
-    )
+    more: dict[str, Any] = {"equal_state": start and start[0]}
+    if first is not None and make is not None:
+        a_again, gives_a = _trained(one, make_a or make, start, first)
+        b_again, gives_b = _trained(other, make_b or make, start, first)
+        parting = first_parting(a_again.values(), b_again.values())
+        more |= {"trained_from": start[0] if start else 0, "is_reproduced": (gives_a, gives_b), "parting": parting}
+        more |= {"parted": parting and (a_again[parting.update], b_again[parting.update])}
+    return dataclasses.replace(found, **more)
 
 
 class _Run:

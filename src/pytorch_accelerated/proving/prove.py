@@ -22,10 +22,10 @@ from pytorch_accelerated.looking.rehearsal import refuse, rehearsal, taking_part
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.progress.text import aligned
 from pytorch_accelerated.proving import children
-from pytorch_accelerated.proving.children import FirstUpdate, Job, NotCheckedError
+from pytorch_accelerated.proving.children import Job, NotCheckedError
 from pytorch_accelerated.proving.outside import Outside
 from pytorch_accelerated.proving.replay import NOT_TAKEN
-from pytorch_accelerated.proving.trace import PARTS, Parting, Trace, UpdateTrace, digest, first_parting
+from pytorch_accelerated.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace, digest, first_parting
 from pytorch_accelerated.seeding import with_seed
 from pytorch_accelerated.training.hooks import overrides
 
@@ -128,7 +128,7 @@ class _Proving:
         self._has_halves = True
         self._fault = ""  # of the very same run, done again
         self._first, began = FirstUpdate(), time.perf_counter()
-        self.reference = self._train(updates, children.Saving(folder / "whole"), children.Recording(self._first))
+        self.reference = self._train(updates, "whole", self._first)
         self._seconds = _SECONDS_OF_CHILD + 20 * (time.perf_counter() - began)
         if not self.reference:
             raise ConfigurationError("The run has no update, so there is nothing to prove. Check the arguments.")
@@ -154,15 +154,18 @@ class _Proving:
                 verdict = DIFFERENCE if name in (_AGAIN, _RESUMED) else NOT_CHECKED
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
-    def _train(self, last_update: int, *further: Any, **changes: Any) -> list[UpdateTrace]:
-        """The updates of a run in this process, which leaves nothing behind."""
-        trainer, trace = self._trainer, Trace(last_update, self._outside)
+    def _train(
+        self, last_update: int, states: str, first: FirstUpdate | None = None, **changes: Any
+    ) -> list[UpdateTrace]:
+        """The updates of a run in this process, which leaves nothing behind but its states, in a folder of a name."""
+        trainer, trace = self._trainer, Trace(last_update, self._outside, first)
+        callbacks = [*self._callbacks, children.Saving(self._folder / states), trace]
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             self._outside.keep(stack.enter_context(kept()), trainer)
-            stack.enter_context(rehearsal(trainer, [*self._callbacks, *further, trace]))
+            stack.enter_context(rehearsal(trainer, callbacks))
             trainer.train(**{**self._arguments, **changes})
             settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
@@ -182,7 +185,7 @@ class _Proving:
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
-        updates = self._train(self._last, children.Saving(self._folder / "again"))
+        updates = self._train(self._last, "again")
         check = self._compared(updates, "when it was trained again")
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
@@ -205,7 +208,7 @@ class _Proving:
     def _resumed(self) -> Check:
         updates, state = [], self._folder / "whole" / "0"
         for update in range(1, self._last + 1):
-            updates += self._train(update, children.Saving(self._folder / "resumed"), resume_from=state)
+            updates += self._train(update, "resumed", resume_from=state)
             state = self._folder / "resumed" / str(update)
             if first_parting(self.reference, updates) is not None:
                 break
@@ -226,7 +229,7 @@ class _Proving:
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
-        updates = self._train(self._last, children.Saving(self._folder / f"workers_{workers}"), **changes)
+        updates = self._train(self._last, f"workers_{workers}", **changes)
         return self._compared(updates, f"with {workers} workers", unknown)
 
     def _halved(self) -> dict[str, Any]:
@@ -247,7 +250,7 @@ class _Proving:
 
     def _in_halves(self) -> Check:
         steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        self._train(1, children.Recording(cut), **self._halved(), gradient_accumulation_steps=2 * steps)
+        self._train(1, "halves", cut, **self._halved(), gradient_accumulation_steps=2 * steps)
         self._has_halves = _has_same_rows(self._first, cut)
         self._halved()
         return self._compared_to_rounding(cut)
@@ -283,13 +286,12 @@ class _Proving:
         return Job(payload, name, self._folder, {**self._settings, "resume_from": state, **settings}, last_update)
 
     def _killed(self, factory: Any) -> Check:
-        states, update = self._folder / "killed", self._last // 2 + 1
         job = self._job(factory, "killed", self._last)
-        job = dataclasses.replace(job, watching=(children.Saving(states),), killed_in=update)
+        job = dataclasses.replace(job, killed_in=self._last // 2 + 1)
         before, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
         after: list[UpdateTrace] = []
         if first_parting(self.reference, before) is None:
-            job = self._job(factory, "continued", self._last, resume_from=states)
+            job = self._job(factory, "continued", self._last, resume_from=self._folder / "killed")
             after, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
         return self._compared([*before, *after], "in a new process", _ORDER)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 from collections import deque
@@ -14,11 +15,12 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.checkpointing.weights import canonical_state_dict
+from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.seeding import generator_states
-from pytorch_accelerated.trees import leaves_by_path
+from pytorch_accelerated.trees import leaves_by_path, tensors_in
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -92,43 +94,81 @@ class Parting(NamedTuple):
         return f"{PARTS[self.part]}, in update {self.update}"
 
 
+@dataclasses.dataclass
+class FirstUpdate:
+    """The first update of a run, as far as it is compared to rounding.
+
+    Attributes:
+        batches: the tensors of each batch of this rank, on the CPU.
+        gradients: complete, before clipping, by name; None if they were not seen.
+        draws: whether a forward pass drew random numbers.
+        statistics: the names of the modules that normalise by the statistics of a batch.
+        ranks: the number of processes.
+    """
+
+    batches: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    gradients: dict[str, torch.Tensor] | None = None
+    draws: bool = False
+    statistics: list[str] = dataclasses.field(default_factory=list)
+    ranks: int = 1
+
+
 class Trace(TrainerCallback):
     """Records what each update consisted of. Changes nothing; put it last among the callbacks.
 
     Args:
         last_update: the run stops after it.
         outside: gives further things to record before each update, as texts by name.
+        first: what to complete in the first update of the run. It is no list or dict, which a rehearsal would give
+            back.
     """
 
     takes_part_in_preflight = False
 
-    def __init__(self, last_update: int, outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {}) -> None:
+    def __init__(
+        self,
+        last_update: int,
+        outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {},
+        first: FirstUpdate | None = None,
+    ) -> None:
         self.updates: list[UpdateTrace] = []
         self._last_update = last_update
         self._outside = outside
+        self._first = first
         self._begun: dict[str, Any] = {}
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the weights before the update, and what each of its batches begins with."""
         run = trainer.run_context
+        batch = run.training.step.micro_batch.batch
         if not self._begun:
             indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
             start = run.state.samples_in_epoch
             rows = indices(start, start + run.training.step.current.samples)
             self._begun = {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
             self._begun |= {"rows": rows and tuple(rows), "batch": {}, "generators": [], "losses": []}
-        _feed_rows(self._begun["batch"], run.training.step.micro_batch.batch)
+        _feed_rows(self._begun["batch"], batch)
         self._begun["generators"].append(digest(generator_states()))
+        if self._first is not None and run.state.updates == 0:
+            self._first.batches.append([each.cpu().clone() for each in tensors_in(batch)])
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
-        """Record the loss of a batch."""
+        """Record the loss of a batch, and what the forward pass did besides computing."""
         self._begun["losses"].append(repr(float(torch.as_tensor(batch_output["loss"]).detach())))
+        if self._first is not None and trainer.run_state.updates == 0:
+            modules = trainer.get_model().named_modules()
+            self._first.draws |= self._begun["generators"][-1] != digest(generator_states())
+            self._first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the gradients, and the settings with which the optimizer steps."""
         groups = trainer.run_context.parameter_groups
         settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        self._begun |= {"gradients": digest(gradients_of(trainer)), "settings": digest(settings)}
+        gradients = gradients_of(trainer)
+        self._begun |= {"gradients": digest(gradients), "settings": digest(settings)}
+        if self._first is not None and trainer.run_state.updates == 0:
+            copies = {name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()}
+            self._first.gradients, self._first.ranks = copies, trainer.run_context.ranks.count
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the record, and stop after the last update."""
