@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import best_facts, watched_metrics, with_mark
-from pytorch_accelerated.progress.bars import Display, Progress, can_display, display_factory, new_page
+from pytorch_accelerated.progress.bars import LineDisplay, Progress, new_display, new_page
 from pytorch_accelerated.progress.text import (
     GrowingTable,
     block,
@@ -103,13 +103,13 @@ class ProgressBarCallback(TrainerCallback):
     takes_part_in_preflight = False
 
     _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch
-    _new_display: Callable[[], Display] | None = None
+    _lines: LineDisplay | None = None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Find out where the output goes."""
         self._start_run()
         run = trainer.run_context
-        if run.page is None and run.ranks.is_first_of_node and can_display():
+        if run.page is None and run.ranks.is_first_of_node:
             run.page = new_page(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -174,15 +174,14 @@ class ProgressBarCallback(TrainerCallback):
 
     def _start_run(self) -> None:
         self._close_all()
-        self._new_display = None  # the output may go elsewhere by now
+        self._lines = None
 
     def _start_pass(self, trainer: Trainer, label: str, total: int | None, **options: Any) -> None:
         page = trainer.run_context.page
         if not trainer.run_context.ranks.is_first_of_node:
             return
-        if self._new_display is None:
-            self._new_display = display_factory(trainer.print)
-        display = self._new_display() if page is None else page.new_bar()
+        self._lines = self._lines or LineDisplay(trainer.print)
+        display = new_display(self._lines) if page is None else page.new_bar()
         self._open = (*self._open, Progress(label, total, display, **options))
 
     def _close_innermost(self) -> None:

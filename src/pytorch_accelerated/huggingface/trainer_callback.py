@@ -8,7 +8,7 @@ import numbers
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pytorch_accelerated.huggingface.events import TrainerControl as TrainerCont
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, warn
 from pytorch_accelerated.optional import require
-from pytorch_accelerated.progress.bars import Display, Progress, can_display, display_factory, new_page
+from pytorch_accelerated.progress.bars import LineDisplay, Progress, new_display, new_page
 from pytorch_accelerated.progress.text import (
     GrowingTable,
     block,
@@ -308,7 +308,7 @@ class ProgressCallback(TrainerCallback):
     ranks_agree_after_each_update = False
 
     def __init__(self) -> None:
-        self._new_display: Callable[[], Display] | None = None
+        self._lines = LineDisplay(show)
         self._bars: dict[str, Progress] = {}
         self._table: LogTable | None = None  # while a training runs, where it is shown
         self._page: Any = None
@@ -319,13 +319,12 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Start the bar of the updates, and a table."""
         self.close()
-        self._new_display = None  # the output may have been redirected
+        self._lines = LineDisplay(show)
         if not state.is_local_process_zero:
             return
         self._started, self._saved, self._end = time.perf_counter(), None, RunEnd()
         self._table = LogTable(_watched(args), state.log_history)
-        if can_display():
-            self._page = new_page(MINOR_COLUMNS)
+        self._page = new_page(MINOR_COLUMNS)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
         self._begin("training", state.max_steps, **options)
 
@@ -422,11 +421,8 @@ class ProgressCallback(TrainerCallback):
                 self._bars.pop(label).close()
 
     def _begin(self, label: str, total: int | None, **options: Any) -> None:
-        if self._page is None and self._new_display is None:
-            self._new_display = display_factory(show)
-        new_display = self._new_display if self._page is None else self._page.new_bar
-        assert new_display is not None
-        self._bars[label] = Progress(label, total, new_display(), **options)
+        display = new_display(self._lines) if self._page is None else self._page.new_bar()
+        self._bars[label] = Progress(label, total, display, **options)
 
 
 def _watched(args: Any) -> dict[str, bool]:

@@ -22,7 +22,7 @@ from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
 from pytorch_accelerated.looking.rehearsal import rehearsal, taking_part
 from pytorch_accelerated.progress.text import aligned, format_bytes
 from pytorch_accelerated.tracking.loss import widest_float
-from pytorch_accelerated.trees import leaves_by_path
+from pytorch_accelerated.trees import leaves_by_path, tensors_in
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -70,6 +70,11 @@ class BatchFacts(NamedTuple):
 def facts_of(batch: Any) -> BatchFacts:
     """The facts of a batch. Waits for the device."""
     return BatchFacts(tuple(_facts(path, leaf) for path, leaf in leaves_by_path(batch).items()))
+
+
+def first_shape(data: Any) -> tuple[int, ...] | None:
+    """The shape of the first tensor in nested containers; None if there is none."""
+    return next((tuple(tensor.shape) for tensor in tensors_in(data)), None)
 
 
 def _facts(name: str, value: Any) -> EntryFacts:
@@ -177,15 +182,14 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             f"{savers[0].save_dir} needs room for two training states of {format_bytes(size_bytes)}, but only "
             f"{format_bytes(free_bytes)} are free on its disk. Free some space, or save elsewhere."
         )
-    names = {id(callback): type(callback).__name__ for callback in callbacks}
-    rehearsed = tuple(names.pop(id(callback)) for callback in taking_part(callbacks))
+    rehearsed = taking_part(callbacks)
     return PreflightReport(
         metric_names=metric_names,
         seconds=time.perf_counter() - started,
         state_size_bytes=size_bytes,
         free_bytes=free_bytes,
-        rehearsed=rehearsed,
-        left_out=tuple(names.values()),
+        rehearsed=tuple(type(each).__name__ for each in rehearsed),
+        left_out=tuple(type(each).__name__ for each in callbacks if each not in rehearsed),
         batch=batch,
     )
 

@@ -171,14 +171,9 @@ def _keep_on_disk(before: Kept, trainer: Trainer, place: Path | None) -> None:
     before.call(ranks.wait)
     before.modes(trainer.get_model())
     save_run(context, folder / "before", {})
-
-    def restore() -> None:
-        # History and counts were not touched, and need no loading.
-        load_run(
-            dataclasses.replace(context, history=_copied(context.history)), folder / "before", restores_position=False
-        )
-
-    before.call(restore)
+    # History and counts were not touched, and need no loading.
+    copied = dataclasses.replace(context, history=_copied(context.history))
+    before.call(functools.partial(load_run, restores_position=False), copied, folder / "before")
 
 
 def _copied(history: RunHistory) -> RunHistory:

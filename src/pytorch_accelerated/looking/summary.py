@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.looking.preflight import BatchFacts, facts_of, shape_in_words
+from pytorch_accelerated.looking.preflight import BatchFacts, facts_of, first_shape, shape_in_words
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.optimizers import Optimizers
 
@@ -128,14 +128,14 @@ def summarise(
     watching = _OneUpdate()
     with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
         counter = FlopCounterMode(display=False)
-        with _shapes_of_outputs(trainer.get_model()) as shapes, watching.noting(), counter:
+        with watching.noting(trainer.get_model()), counter:
             trainer.train(train_dataset, None, **arguments)
         model = trainer.get_model()
         parameters = list(model.parameters())
         stepped = watching.stepped or set(map(id, parameters))
         trained = {id(each) for each in parameters if each.requires_grad and id(each) in stepped}
         return TrainingSummary(
-            modules=tuple(_modules(model, shapes, depth, trained)),
+            modules=tuple(_modules(model, watching.shapes, depth, trained)),
             batch=watching.batch,
             parameters=sum(each.numel() for each in parameters),
             trainable=sum(each.numel() for each in parameters if id(each) in trained),
@@ -155,25 +155,27 @@ class _OneUpdate(TrainerCallback):
         batch: what its first batch looks like.
         batches: how many it has.
         stepped: the ids of the parameters of the optimizers that made a step, whoever has them.
+        shapes: of the first tensor that each module has returned first.
     """
 
     def __init__(self) -> None:
         self.batch = BatchFacts(())
         self.batches = self.gradient_bytes = self.optimizer_bytes = self.activation_bytes = 0
         self.stepped: set[int] = set()
+        self.shapes: dict[nn.Module, tuple[int, ...] | None] = {}
         # Sizes by address and size: views of the same values count once.
         self._kept: dict[tuple[int, int], int] = {}
         self._own: set[int] = set()  # addresses of parameters and buffers
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Context in which tensors that autograd keeps are counted, and optimizers are noticed."""
-        hook = register_optimizer_step_post_hook(self._note_optimizer)
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
-                yield
-        finally:
-            hook.remove()
+    def noting(self, model: nn.Module) -> Iterator[None]:
+        """Context in which tensors that autograd keeps are counted, and outputs and optimizers are noticed."""
+        with contextlib.ExitStack() as hooks:
+            hooks.callback(register_optimizer_step_post_hook(self._note_optimizer).remove)
+            for module in model.modules():
+                hooks.callback(module.register_forward_hook(self._note_output).remove)
+            hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor))
+            yield
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         model = trainer.get_model()
@@ -197,6 +199,10 @@ class _OneUpdate(TrainerCallback):
         values = [value for state in optimizer.state.values() for value in state.values()]
         self.optimizer_bytes += _size([value for value in values if isinstance(value, torch.Tensor)])
 
+    def _note_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.shapes.get(module) is None:
+            self.shapes[module] = first_shape(output)
+
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         if _address(tensor) not in self._own:
             size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
@@ -204,32 +210,9 @@ class _OneUpdate(TrainerCallback):
         return tensor
 
 
-@contextlib.contextmanager
-def _shapes_of_outputs(model: nn.Module) -> Iterator[dict[nn.Module, tuple[int, ...]]]:
-    """The shape of what each module returns first, noted in the block."""
-    shapes: dict[nn.Module, tuple[int, ...]] = {}
-
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        tensor = _first_tensor(output)
-        if tensor is not None:
-            shapes.setdefault(module, tuple(tensor.shape))
-
-    with contextlib.ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_forward_hook(note).remove)
-        yield shapes
-
-
-def _first_tensor(data: Any) -> torch.Tensor | None:
-    if isinstance(data, torch.Tensor):
-        return data
-    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, (tuple, list)) else ()
-    return next((tensor for tensor in map(_first_tensor, parts) if tensor is not None), None)
-
-
 def _modules(
     module: nn.Module,
-    shapes: Mapping[nn.Module, tuple[int, ...]],
+    shapes: Mapping[nn.Module, tuple[int, ...] | None],
     depth: int,
     trained: set[int],
     name: str = "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import multiprocessing
 import os
@@ -258,41 +257,31 @@ class LineDisplay:
         """Lines stay."""
 
 
-def can_display() -> bool:
-    """Whether this process is the kernel of a notebook. Those that it forks cannot reach the cell's output."""
+def new_page(minor_names: Iterable[str] = ()) -> NotebookPage | None:
+    """A display in the output of the current cell of a notebook; None if this process is not its kernel.
+
+    Processes that the kernel forks cannot reach the cell's output.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    is_kernel = shell is not None and "IPKernelApp" in getattr(shell, "config", {})
-    return is_kernel and multiprocessing.parent_process() is None
-
-
-def new_page(minor_names: Iterable[str] = ()) -> NotebookPage:
-    """A display in the output of the current cell of a notebook."""
+    if "IPKernelApp" not in getattr(shell, "config", {}) or multiprocessing.parent_process() is not None:
+        return None
     from pytorch_accelerated.progress.notebook import NotebookPage
 
     return NotebookPage(minor_names)
 
 
-def display_factory(write: Callable[[str], object]) -> Callable[[], Display]:
-    """A function that creates the right kind of display for each pass of a run, also for nested passes.
+def new_display(lines: LineDisplay) -> Display:
+    """The right kind of display for a pass, also for a nested one.
 
     Args:
-        write: prints one line, if bars cannot be shown.
+        lines: of the run, for where neither a notebook nor a terminal shows bars.
     """
-    if can_display():
-        return _new_bar_of_its_own
+    page = new_page()
+    if page is not None:
+        return page.new_bar(is_alone=True)
     # Bars go to stderr, so that `python train.py > log.txt` shows them but keeps them out of the log.
-    if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
-        return BarDisplay
-    return functools.partial(_same, LineDisplay(write))
-
-
-def _new_bar_of_its_own() -> Display:
-    return new_page().new_bar(is_alone=True)
-
-
-def _same(display: Display) -> Display:
-    return display
+    return BarDisplay() if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb" else lines
 
 
 def print_above_bars(ranks: Ranks, *args: Any, **kwargs: Any) -> None:
