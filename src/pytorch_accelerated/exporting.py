@@ -109,7 +109,7 @@ def _compare(found: Any, expected: Any, path: Path) -> None:
             )
 
 
-def _dynamic_batches(arguments: tuple[Any, Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
+def _dynamic_shapes(arguments: Mapping[str, Any]) -> Any:
     """The dimensions of the arguments that may have any size: the rows, and others as far as the model allows."""
     tensors = [each for each in tensors_in(arguments) if each.ndim]
     rows = len(tensors[0]) if tensors else 0
@@ -123,18 +123,13 @@ def _dynamic_batches(arguments: tuple[Any, Mapping[str, Any]]) -> tuple[Any, dic
         first = batch if len(leaf) == rows else torch.export.Dim.AUTO
         return {0: first, **dict.fromkeys(range(1, leaf.ndim), torch.export.Dim.AUTO)}
 
-    args, kwargs = arguments
-    return tuple(map_leaves(shape_of, each) for each in args), {k: map_leaves(shape_of, v) for k, v in kwargs.items()}
+    return map_leaves(shape_of, arguments)
 
 
 def _exported(model: nn.Module, arguments: Any) -> torch.export.ExportedProgram:
     args, kwargs = arguments
-    by_position, by_name = _dynamic_batches(arguments)
-    shapes = by_name or by_position
-    if by_name and by_position:
-        names = list(inspect.signature(model.forward).parameters)[: len(args)]
-        shapes = {**dict(zip(names, by_position, strict=True)), **by_name}
-    return torch.export.export(model, args, dict(kwargs), dynamic_shapes=shapes)
+    by_name = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return torch.export.export(model, args, dict(kwargs), dynamic_shapes=_dynamic_shapes(by_name))
 
 
 def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pytorch_accelerated.tracking.history import RunHistory
 
 MakeRun = Callable[[], "tuple[Trainer, Mapping[str, Any]]"]
-Position = tuple[int, int, int]  # updates, epochs, samples in the epoch
+Position = tuple[int, ...]  # the numbers of _POSITION
 Records = dict[tuple[str, int, int], dict[str, Any]]  # by kind, where they begin, and the last update
 
+_POSITION = ("updates", "epochs", "samples_in_epoch")
 _STEP_FIELDS = ("samples", "train_loss", "learning_rates", "gradient_norm")
 _TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
 _NOT_COMPARED = ("run", "extra")  # parts of states with times, and with entries of the user's own
@@ -232,17 +233,15 @@ class _Run:
             names = ", ".join(folder.name for folder in found)
             raise ConfigurationError(f"{place} has training states of several runs: {names}. Give the folder of one.")
         saved = states[found[0]]
-        positions = [(facts["updates"], facts["epochs"], facts["samples_in_epoch"]) for _, facts in saved]
-        folders = [folder for folder, _ in saved]
-        self.states = dict(sorted(zip(positions, folders, strict=True), key=lambda each: each[0]))
+        by_position = {tuple(facts[name] for name in _POSITION): folder for folder, facts in saved}
+        self.states: dict[Position, Path] = dict(sorted(by_position.items()))
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
         self.records = _records_of(read_run_history(newest))
         config = read_state(newest, ["run"])[1]["run"].get("config") or {}
         pages = sorted(place.glob("*.html"))
-        page: Any = None
-        if pages:
-            page = require("pytorch_accelerated.report.reading", needed_by="The page of a run").read_run(pages[0])
+        reading = require("pytorch_accelerated.report.reading", needed_by="The page of a run") if pages else None
+        page = reading and reading.read_run(pages[0])
         environment = page.environment if page else {}
         self.settings = {
             "": {"seed": facts["seed"], "ranks": facts["ranks"], **config},

@@ -33,6 +33,7 @@ from pytorch_accelerated.tracking import (
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
+_COLUMNS = ("epoch", "update", "value")  # of a metric
 _MAX_MAIN_METRICS = 3
 _MAX_SHOWN_SAMPLES = 64  # of a spike
 _MAX_SHOWN_ROWS = 4096  # of a spike on the page, where they are folded
@@ -126,24 +127,18 @@ class RunContents:
 def _metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[str]) -> list[dict[str, Any]]:
     """The numbers among the records by metric, each with its lists of epochs, updates and values."""
     sets = [name for name in evaluation_sets if name]
-    columns: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, list[MetricRecord]] = {}
     for record in records:
-        if not record.is_scalar:
-            continue
-        if record.name not in columns:
-            role, quantity = role_and_quantity(record.name)
-            role = role.strip("_/").replace("_", " ")
-            for name in sets:
-                if role and quantity.startswith(f"{name}_"):
-                    role, quantity = f"{role} {name}", quantity.removeprefix(f"{name}_")
-                    break
-            names = {"name": record.name, "role": role, "quantity": quantity}
-            columns[record.name] = {**names, "epoch": [], "update": [], "value": []}
-        column = columns[record.name]
-        column["epoch"].append(record.epoch)
-        column["update"].append(record.update)
-        column["value"].append(record.value)
-    return list(columns.values())
+        if record.is_scalar:
+            by_name.setdefault(record.name, []).append(record)
+    columns = []
+    for name, of_name in by_name.items():
+        role, quantity = role_and_quantity(name)
+        role = role.strip("_/").replace("_", " ")
+        prefix = next((f"{each}_" for each in sets if role and quantity.startswith(f"{each}_")), "")
+        names = {"name": name, "role": f"{role} {prefix[:-1]}".strip(), "quantity": quantity.removeprefix(prefix)}
+        columns.append(names | {part: [getattr(each, part) for each in of_name] for part in _COLUMNS})
+    return columns
 
 
 def _step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
@@ -162,10 +157,8 @@ def _best_values(
         greater = watched.get(name, greater_is_better(metric["quantity"]))
         record = None if greater is None else history.best_record(name, greater)
         if record is not None:
-            place = {"value": record.value, "epoch": record.epoch, "update": record.update}
-            facts = {"name": name, "role": metric["role"], "last": metric["value"][-1], "is_main": name in watched}
-            facts |= {"greater_is_better": greater, "is_watched": name in watched}
-            best.append({**facts, **place})
+            facts = {"role": metric["role"], "last": metric["value"][-1], "greater_is_better": greater}
+            best.append({**record._asdict(), **facts, "is_main": name in watched, "is_watched": name in watched})
     evaluated = [each for each in best if each["role"] not in ("train", "training")]
     main = [each for each in best if each["is_main"]]
     for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:

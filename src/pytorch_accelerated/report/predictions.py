@@ -156,18 +156,18 @@ def describe(
 def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) -> dict[str, Any]:
     """The matrix of counts (rows: truth) if it is small, and a table by class."""
     names = [_name(index, class_names) for index in range(len(counts))]
-    right, support, predicted = counts.diagonal().tolist(), counts.sum(dim=1).tolist(), counts.sum(dim=0).tolist()
-    table = []
-    for index, name in enumerate(names):
-        row = {
+    columns = (counts.diagonal().tolist(), counts.sum(dim=1).tolist(), counts.sum(dim=0).tolist())
+    table = [
+        {
             "name": name,
-            "precision": _ratio(right[index], predicted[index]),
-            "recall": _ratio(right[index], support[index]),
-            "f1": _ratio(2 * right[index], support[index] + predicted[index]),
-            "support": support[index],
+            "precision": _ratio(right, predicted),
+            "recall": _ratio(right, support),
+            "f1": _ratio(2 * right, support + predicted),
+            "support": support,
         }
-        if support[index] or predicted[index]:
-            table.append(row)
+        for name, right, support, predicted in zip(names, *columns, strict=True)
+        if support or predicted
+    ]
     is_large = len(counts) > _MAX_SHOWN_CLASSES
     if is_large:
         table = sorted(table, key=lambda row: row["f1"] or 0.0)[:_MAX_SHOWN_CLASSES]
@@ -177,8 +177,8 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) ->
         "matrix": None if is_large else counts.tolist(),
         "table": table,
         "is_shortened": is_large,
-        "correct": sum(right),
-        "total": sum(support),
+        "correct": int(counts.trace()),
+        "total": int(counts.sum()),
     }
 
 

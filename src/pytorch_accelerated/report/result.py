@@ -213,10 +213,7 @@ class ResultCallback(TrainerCallback):
         name = self.watch_metric or next(iter(watched), usual)
         greater = watched.get(name, bool(greater_is_better(role_and_quantity(name)[1])))
         record = trainer.run_history.best_record(name, greater)
-        if record is None:
-            return None
-        place = {"epoch": record.epoch, "update": record.update}
-        return {"name": name, "value": record.value, **place, "greater_is_better": greater}
+        return record and {**record._asdict(), "greater_is_better": greater}
 
 
 def _files_of(callbacks: Iterable[Any]) -> dict[str, str]:
