@@ -81,7 +81,7 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         lambda: run(faults.ByTheClock()),
         AGAIN,
         1,
-        "the dataset ByTheClock gives other rows with the same seed: a clock",
+        "the contents of the batch: the rows depend on a clock",
     ),
     "a clock in a model": (lambda: run(model=faults.OwnNoise()), AGAIN, 1, "the loss: the forward pass .* a clock"),
     "a callback without state": (

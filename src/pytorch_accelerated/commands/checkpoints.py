@@ -69,21 +69,18 @@ class _Found(NamedTuple):
     def size(self) -> str:
         return "?" if self.complaint else format_bytes(_bytes(self.manifest.files))
 
-    @property
-    def epochs(self) -> str:
-        """The finished epochs, with the part of the current one where that is known."""
-        facts = self.manifest.facts
-        rows = (facts.get("data", {}).get("train") or {}).get("rows")
-        if not rows or "samples_in_epoch" not in facts:
-            return self.fact("epochs")
-        return f"{facts['epochs'] + facts['samples_in_epoch'] % rows / rows:.2f}".removesuffix(".00")
-
     def fact(self, name: str) -> str:
-        """One of its facts as one line of limited length; ``?`` if unknown."""
-        value = self.manifest.facts.get(name, "?")
+        """One of its facts as one line of limited length; ``?`` if unknown.
+
+        Of the epochs, the finished ones, with the part of the current one where that is known.
+        """
+        facts = self.manifest.facts
+        value, rows = facts.get(name, "?"), (facts.get("data", {}).get("train") or {}).get("rows")
         text = ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
         if name == "left_out":
             text = "; ".join(str(LeftOut(**one)) for one in value)
+        if name == "epochs" and rows and "samples_in_epoch" in facts:
+            text = f"{value + facts['samples_in_epoch'] % rows / rows:.2f}".removesuffix(".00")
         shown = printable(text)
         return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 
@@ -121,7 +118,7 @@ def _list(options: argparse.Namespace) -> Outcome:
         print_line(f"No training states in {options.folder}.")
         return outcome
     rows = [
-        (one.folder.name, one.saved, one.fact("updates"), one.epochs, one.fact("ranks"), one.size)
+        (one.folder.name, one.saved, one.fact("updates"), one.fact("epochs"), one.fact("ranks"), one.size)
         + ("damaged" if one.complaint else "ok",)
         for one in states
     ]
@@ -151,11 +148,7 @@ def _show(options: argparse.Namespace) -> Outcome:
     if state.complaint:
         raise InvalidCheckpointError(state.complaint)
     facts = [("saved", state.saved), ("size", f"{state.size} in {len(manifest.files)} files")]
-    facts += [
-        (str(name), state.epochs if name == "epochs" else state.fact(name))
-        for name, value in manifest.facts.items()
-        if value != {}
-    ]
+    facts += [(str(name), state.fact(name)) for name, value in manifest.facts.items() if value != {}]
     names = part_names(manifest)
     sizes = {name: [one for one in manifest.files if one.name.rpartition(".")[0] == name] for name in names}
     files_by_part = [(name, f"{name}.safetensors", files) for name, files in sizes.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 import shutil
 import tempfile
 import textwrap
@@ -27,8 +28,6 @@ from pytorch_accelerated.trees import leaves_by_path, tensors_in
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
 
-_LONGEST_TEXT = 40  # characters of an entry that is not a tensor
-
 
 class EntryFacts(NamedTuple):
     """One tensor or other value of a batch.
@@ -37,7 +36,7 @@ class EntryFacts(NamedTuple):
         name: its place in the batch, such as ``[0]`` or ``['labels']``; empty if the batch is a single tensor.
         shape: the shape of a tensor, else None.
         kind: the dtype of a tensor, else the name of the class.
-        value: the range of a tensor, or the value, as text.
+        value: the range of a tensor, or the value, as a short text.
         missing: the share of a tensor's entries that are NaN.
     """
 
@@ -79,8 +78,7 @@ def first_shape(data: Any) -> tuple[int, ...] | None:
 
 def _facts(name: str, value: Any) -> EntryFacts:
     if not isinstance(value, torch.Tensor):
-        text = repr(value)
-        return EntryFacts(name, None, type(value).__name__, text[:_LONGEST_TEXT] + "…" * (len(text) > _LONGEST_TEXT), 0)
+        return EntryFacts(name, None, type(value).__name__, reprlib.repr(value), 0)
     kind = str(value.dtype).removeprefix("torch.")
     shape = tuple(value.shape)
     if value.numel() == 0 or value.is_complex():

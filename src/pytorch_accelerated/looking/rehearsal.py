@@ -48,7 +48,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
         callbacks: the callbacks that take part, instead of the trainer's.
         place: a folder for temporary files; default: that of the system.
     """
-    callbacks, attributes = list(callbacks), dict(vars(trainer))
+    callbacks = list(callbacks)
     if trainer.device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # or its generators would not be among those that are kept
     with kept() as before:
@@ -61,8 +61,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
             _keep_in_memory(before, trainer)
         else:
             _keep_on_disk(before, trainer, place)
-        before.call(vars(trainer).update, attributes)
-        before.call(vars(trainer).clear)
+        before.object(trainer)
         history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=own_events(trainer))
         # Calls of the rehearsal continue this context, and the trainer's is as before in the end.
         trainer.run_context = dataclasses.replace(trainer.run_context, history=history, callbacks=handler)

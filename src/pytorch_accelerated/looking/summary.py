@@ -211,20 +211,17 @@ class _OneUpdate(TrainerCallback):
 
 
 def _modules(
-    module: nn.Module,
-    shapes: Mapping[nn.Module, tuple[int, ...] | None],
-    depth: int,
-    trained: set[int],
-    name: str = "",
-    level: int = 0,
+    model: nn.Module, shapes: Mapping[nn.Module, tuple[int, ...] | None], depth: int, trained: set[int]
 ) -> Iterator[ModuleFacts]:
-    own = list(module.parameters())
-    trainable = sum(each.numel() for each in own if id(each) in trained)
-    kind = type(module).__name__
-    yield ModuleFacts(name or kind, kind, level, shapes.get(module), sum(each.numel() for each in own), trainable)
-    if level < depth:
-        for child_name, child in module.named_children():
-            yield from _modules(child, shapes, depth, trained, child_name, level + 1)
+    for path, module in model.named_modules(remove_duplicate=False):
+        level = len(path.split(".")) if path else 0
+        if level <= depth:
+            own, kind = list(module.parameters()), type(module).__name__
+            size, trainable = (
+                sum(each.numel() for each in own),
+                sum(each.numel() for each in own if id(each) in trained),
+            )
+            yield ModuleFacts(path.rpartition(".")[2] or kind, kind, level, shapes.get(module), size, trainable)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -214,9 +214,8 @@ def bar_format(snapshot: Snapshot, columns: int | None) -> str:
     ):
         tail = f"{count}[{', '.join(filter(None, brackets))}]"
         if columns is None or len(head) + len(tail) + _MIN_BAR_COLUMNS <= columns:
-            return _literal(head) + ("|{bar}| " if snapshot.total else " ") + _literal(tail)
-    left = f"{snapshot.time_left} left" if snapshot.time_left else ""
-    return _literal(f"{head} {', '.join(filter(None, [left, *facts[:1]]))}")
+            break
+    return _literal(head) + ("|{bar}| " if snapshot.total else " ") + _literal(tail)  # tqdm cuts it off if need be
 
 
 def _literal(text: str) -> str:

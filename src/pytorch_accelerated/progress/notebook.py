@@ -6,7 +6,6 @@ light or dark.
 
 from __future__ import annotations
 
-import collections
 import html
 import time
 from collections.abc import Iterable, Mapping
@@ -40,9 +39,8 @@ class NotebookPage:
         self._display_id: str | None = None
         self._bars: dict[PageBar, Snapshot] = {}
         self._minor_names = tuple(minor_names)
-        self._rows = collections.deque[Mapping[str, str]](maxlen=_ROWS_AT_THE_END)
+        self._rows: list[Mapping[str, str]] = []
         self._best: Mapping[str, str] | None = None
-        self._num_rows = 0
         self._last_line = ""
         self._due = 0.0
         self._is_closed = False
@@ -54,7 +52,6 @@ class NotebookPage:
     def add_row(self, cells: Mapping[str, str]) -> None:
         """Add a row to the table. A value that ends with "*" is the best so far; the last such row is bold."""
         self._rows.append(cells)
-        self._num_rows += 1
         if any(value.endswith("*") for value in cells.values()):
             self._best = cells
         self._draw_if_due()
@@ -87,12 +84,12 @@ class NotebookPage:
             self._due = now + _SECONDS_BETWEEN_UPDATES
 
     def _draw(self, max_rows: int) -> None:
-        rows = list(self._rows)[-max_rows:]
+        rows = self._rows[-max_rows:]
         if self._best is not None and self._best not in rows:
             rows.insert(0, self._best)
         table = GrowingTable(self._minor_names, columns=120)
         lines = [table.add_row(row) for row in rows]
-        more = self._num_rows - len(rows)
+        more = len(self._rows) - len(rows)
         notes = [f"{more} further rows are in the run history"] if more else []
         notes += [self._last_line] if self._last_line else []
         cells = [[row.get(name, "") for name in table.names] for row in rows]

@@ -54,9 +54,7 @@ def format_clock(seconds: float) -> str:
     >>> [format_clock(seconds) for seconds in (7.9, 90, 3725)]
     ['00:07', '01:30', '1:02:05']
     """
-    minutes, whole_seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes:02}:{whole_seconds:02}"
+    return str(tqdm.tqdm.format_interval(seconds))
 
 
 def format_duration(seconds: float) -> str:

@@ -18,15 +18,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.looking.rehearsal import refuse, rehearsal, taking_part
+from pytorch_accelerated.looking.rehearsal import refuse
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.progress.text import aligned
 from pytorch_accelerated.proving import children
 from pytorch_accelerated.proving.children import Job, NotCheckedError
 from pytorch_accelerated.proving.outside import Outside
-from pytorch_accelerated.proving.replay import NOT_TAKEN
-from pytorch_accelerated.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace, digest, first_parting
-from pytorch_accelerated.seeding import with_seed
+from pytorch_accelerated.proving.replay import NOT_TAKEN, trained_again
+from pytorch_accelerated.proving.trace import PARTS, FirstUpdate, Trace, UpdateTrace, first_parting
 from pytorch_accelerated.training.hooks import overrides
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ _BY_ITSELF = {
     "gradients": "an operation is not deterministic: `torch.use_deterministic_algorithms(True)` names it",
     "settings": "a callback or the schedule depends on a clock, or another source of its own",
 }
+_CLOCK = "it depends on a clock, or another source of its own"
 _UNKNOWN = "it depends on something that no state saves, and that is no attribute or variable of your objects"
 _SECONDS_OF_CHILD = 120
 
@@ -101,8 +101,6 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     arguments = {"num_epochs": None, **given, "train_dataset": train_dataset}
     if arguments["num_epochs"] is None:
         arguments.setdefault("max_num_train_steps", updates)
-    if arguments.get("nonfinite_policy") == "rollback":
-        arguments["nonfinite_policy"] = None  # it would go back to states of `prove`
     with tempfile.TemporaryDirectory(prefix="prove-") as folder:
         proving = _Proving(trainer, arguments, updates, Path(folder))
         rows = tuple(proving.checks(factory))
@@ -121,7 +119,6 @@ class _Proving:
 
     def __init__(self, trainer: Trainer, arguments: dict[str, Any], updates: int, folder: Path) -> None:
         self._trainer, self._arguments, self._folder = trainer, arguments, folder
-        self._callbacks = taking_part(trainer.callback_handler)
         self._outside = Outside(arguments)
         self._settings: dict[str, Any] = {}
         self._ignored: set[str] = set()
@@ -155,19 +152,16 @@ class _Proving:
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
     def _train(
-        self, last_update: int, states: str, first: FirstUpdate | None = None, **changes: Any
+        self, last_update: int, states: str, first: FirstUpdate | None = None, state: Path | None = None, **changes: Any
     ) -> list[UpdateTrace]:
         """The updates of a run in this process, which leaves nothing behind but its states, in a folder of a name."""
         trainer, trace = self._trainer, Trace(last_update, self._outside, first)
-        callbacks = [*self._callbacks, children.Saving(self._folder / states), trace]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            stack.enter_context(warnings.catch_warnings())
+        arguments, saving = {**self._arguments, **changes}, children.Saving(self._folder / states)
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), kept() as before:
             warnings.simplefilter("ignore")
-            self._outside.keep(stack.enter_context(kept()), trainer)
-            stack.enter_context(rehearsal(trainer, callbacks))
-            trainer.train(**{**self._arguments, **changes})
-            settings, updates = trainer.run_context.settings, list(trace.updates)
+            self._outside.keep(before, trainer)
+            with trained_again(trainer, arguments, state, saving, trace):
+                settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
@@ -181,7 +175,7 @@ class _Proving:
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
         found = self._outside.culprits(parting.part, one, other, self._ignored, when)
-        reason = "; ".join(found) or self._fault or unknown or self._fault_of(parting)
+        reason = "; ".join(found) or self._fault or unknown or _BY_ITSELF.get(parting.part, _CLOCK)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
@@ -194,21 +188,10 @@ class _Proving:
             self._ignored = {text for one, other in pairs for text, _ in one.outside.items() ^ other.outside.items()}
         return check
 
-    def _fault_of(self, parting: Parting) -> str:
-        """What may be wrong if the same run gives something else, although nothing of the user's objects differs."""
-        dataset = self._arguments["train_dataset"]
-        with kept() as before, contextlib.suppress(Exception):  # a stream has no rows, and its batches say enough
-            self._outside.keep(before, self._trainer)
-            rows = {digest(with_seed(0, dataset.__getitem__, 0)) for _ in range(3)}
-            if parting.part == "batch" and len(rows) > 1:
-                kind = type(dataset).__name__
-                return f"the dataset {kind} gives other rows with the same seed: a clock, or another source of its own"
-        return _BY_ITSELF.get(parting.part, "it depends on a clock, or another source of its own")
-
     def _resumed(self) -> Check:
         updates, state = [], self._folder / "whole" / "0"
         for update in range(1, self._last + 1):
-            updates += self._train(update, "resumed", resume_from=state)
+            updates += self._train(update, "resumed", state=state)
             state = self._folder / "resumed" / str(update)
             if first_parting(self.reference, updates) is not None:
                 break
@@ -250,8 +233,8 @@ class _Proving:
 
     def _in_halves(self) -> Check:
         steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        self._train(1, "halves", cut, **self._halved(), gradient_accumulation_steps=2 * steps)
-        self._has_halves = _has_same_rows(self._first, cut)
+        (update,) = self._train(1, "halves", cut, **self._halved(), gradient_accumulation_steps=2 * steps)
+        self._has_halves = update.batch == self.reference[0].batch
         self._halved()
         return self._compared_to_rounding(cut)
 
@@ -280,14 +263,13 @@ class _Proving:
         of_device = 0 if self._trainer.device.type == "cpu" else 2**-10  # TF32
         return float(max(epsilon, lowest, of_device) ** (2 / 3))
 
-    def _job(self, factory: Any, name: str, last_update: int, **settings: Any) -> Job:
+    def _job(self, factory: Any, name: str, last_update: int, killed_in: int | None = None, **settings: Any) -> Job:
         payload = children.payload_of(self._trainer, self._arguments, factory)
-        state = self._folder / "whole" / "0"
-        return Job(payload, name, self._folder, {**self._settings, "resume_from": state, **settings}, last_update)
+        settings = {**self._settings, "resume_from": self._folder / "whole" / "0", **settings}
+        return Job(payload, name, self._folder, settings, last_update, killed_in)
 
     def _killed(self, factory: Any) -> Check:
-        job = self._job(factory, "killed", self._last)
-        job = dataclasses.replace(job, killed_in=self._last // 2 + 1)
+        job = self._job(factory, "killed", self._last, killed_in=self._last // 2 + 1)
         before, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
         after: list[UpdateTrace] = []
         if first_parting(self.reference, before) is None:
@@ -305,11 +287,3 @@ class _Proving:
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
         return self._compared_to_rounding(cut)
-
-
-def _has_same_rows(whole: FirstUpdate, cut: FirstUpdate) -> bool:
-    try:
-        columns = [[torch.cat(parts) for parts in zip(*run.batches, strict=True)] for run in (whole, cut)]
-        return all(torch.equal(one, other) for one, other in zip(*columns, strict=True))
-    except (RuntimeError, ValueError):
-        return False

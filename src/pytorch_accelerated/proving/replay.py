@@ -29,6 +29,7 @@ from pytorch_accelerated.trees import count_rows, map_leaves
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.facts.context import Context
 
 Weights = dict[str, torch.Tensor]
 _MOST_SHOWN = 8
@@ -122,7 +123,7 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
 
 @contextlib.contextmanager
 def trained_again(
-    trainer: Trainer, arguments: Mapping[str, Any], state: Path | None, watching: TrainerCallback
+    trainer: Trainer, arguments: Mapping[str, Any], state: Path | None, *watching: TrainerCallback
 ) -> Iterator[None]:
     """Context in which the trainer has trained from a state, and has written nothing; afterwards it is as before.
 
@@ -132,12 +133,12 @@ def trained_again(
         trainer: the trainer, which is not at work.
         arguments: those of `train`.
         state: the training state; None for the beginning of the run.
-        watching: sees every event after the trainer's own callbacks, and ends the run.
+        watching: see every event after the trainer's own callbacks; the last one ends the run.
     """
     changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
     if arguments.get("nonfinite_policy") == "rollback":
-        changed["nonfinite_policy"] = None  # what was rolled back is shown as it was before
-    with rehearsal(trainer, [*taking_part(trainer.callback_handler), watching]):
+        changed["nonfinite_policy"] = None  # it would go back to other states, and is shown as it was before
+    with rehearsal(trainer, [*taking_part(trainer.callback_handler), *watching]):
         trainer.train(**{**arguments, **changed})
         yield
 
@@ -210,10 +211,10 @@ class Moment(TrainerCallback):
             return
         batch = run.training.step.micro_batch.batch
         if not self._found:
-            self._rows = rows_of_batches(trainer)
+            assert run.plan is not None
+            self._rows = _rows_of_batches(run, run.plan.loader)
             self._found = {"epoch": trainer.run_history.current_epoch, "batches": []}
             self._found |= {"weights": _on_host(weights_of(trainer))}
-            assert run.plan is not None
             self._found |= {"updates_before": run.state.updates - run.plan.start.updates}
         self._found["batches"].append(map_leaves(_copied, batch))
         if not self._judges_outputs(trainer):
@@ -264,12 +265,10 @@ def _look_at(trainer: Trainer, batch: Any, rows: list[int] | None) -> None:
     breakpoint()
 
 
-def rows_of_batches(trainer: Trainer) -> list[list[int]] | None:
+def _rows_of_batches(run: Context, loader: Any) -> list[list[int]] | None:
     """The rows of each batch of this rank in the update that has begun; None for a stream. All ranks must call it."""
-    run = trainer.run_context
-    assert run.plan is not None
     try:
-        loader = run.plan.loader.detached()
+        loader = loader.detached()
     except ConfigurationError:
         return None
     order, windows = loader.windows(run.state.samples_in_epoch, run.state.batches_in_epoch)

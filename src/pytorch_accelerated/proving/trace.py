@@ -20,7 +20,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.models.held import held_parts
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.seeding import generator_states
-from pytorch_accelerated.trees import leaves_by_path, tensors_in
+from pytorch_accelerated.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer
@@ -99,14 +99,12 @@ class FirstUpdate:
     """The first update of a run, as far as it is compared to rounding.
 
     Attributes:
-        batches: the tensors of each batch of this rank, on the CPU.
         gradients: complete, before clipping, by name; None if they were not seen.
         draws: whether a forward pass drew random numbers.
         statistics: the names of the modules that normalise by the statistics of a batch.
         ranks: the number of processes.
     """
 
-    batches: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
     gradients: dict[str, torch.Tensor] | None = None
     draws: bool = False
     statistics: list[str] = dataclasses.field(default_factory=list)
@@ -140,17 +138,14 @@ class Trace(TrainerCallback):
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the weights before the update, and what each of its batches begins with."""
         run = trainer.run_context
-        batch = run.training.step.micro_batch.batch
         if not self._begun:
             indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
             start = run.state.samples_in_epoch
             rows = indices(start, start + run.training.step.current.samples)
             self._begun = {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
             self._begun |= {"rows": rows and tuple(rows), "batch": {}, "generators": [], "losses": []}
-        _feed_rows(self._begun["batch"], batch)
+        _feed_rows(self._begun["batch"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
-        if self._first is not None and run.state.updates == 0:
-            self._first.batches.append([each.cpu().clone() for each in tensors_in(batch)])
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Record the loss of a batch, and what the forward pass did besides computing."""
@@ -266,10 +261,10 @@ def _feed(take: Callable[[Any], None], value: Any) -> None:
 
 
 def _feed_rows(hashers: dict[str, Any], batch: Any) -> None:
-    """Add the rows of a batch to those before it, by their place in a batch."""
+    """Add the rows of a batch to those before it, by their place in a batch: the texts of a list have one place."""
     for path, leaf in leaves_by_path(batch).items():
         has_rows = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
-        place = f"{path} {leaf.dtype} {tuple(leaf.shape[1:])}" if has_rows else path
+        place = f"{path} {leaf.dtype} {tuple(leaf.shape[1:])}" if has_rows else path.rpartition("[")[0]
         take = hashers.setdefault(place, hashlib.blake2b(digest_size=16)).update
         take(_bytes_of(leaf)) if has_rows else _feed(take, leaf)
 

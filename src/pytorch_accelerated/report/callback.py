@@ -6,7 +6,7 @@ import html
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +144,9 @@ class ReportCallback(TrainerCallback):
         if self._contents.state.get("status") != "running":  # no state was loaded
             self._begin(trainer)
         self._describe_run(trainer)
-        self._seen = {what: number for what, number, _ in self._news(trainer)}
-        self._seen["warning"] = 0
+        events = self._contents.events
+        self._note_news(trainer)
+        self._contents.events, self._seen["warning"] = events, 0  # what came before is no news
         resumed_from = trainer.run_context.resumed_from
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
@@ -323,32 +324,27 @@ class ReportCallback(TrainerCallback):
         labels = getattr(getattr(trainer.get_model(), "config", None), "id2label", None)
         return [str(labels[index]) for index in sorted(labels)] if isinstance(labels, Mapping) else None
 
-    def _news(self, trainer: Trainer) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
-        """What has no event of its own: its kind, how many there were so far, and events for those not seen yet."""
-        skipped, run = trainer.run_state.skipped_updates, trainer.run_context
-        number = skipped - self._seen.get("skipped", 0)
-        text = f"{number} update{'s' if number > 1 else ''}, gradients not finite"
-        yield "skipped", skipped, [{"text": text}] if number > 0 else []
-        texts = run.shown_warnings.texts
-        yield "warning", len(texts), [{"text": text} for text in texts[self._seen.get("warning", 0) :]]
-        for saver in trainer.callback_handler:
-            if isinstance(saver, SaveBestModelCallback):
-                kind, epoch = f"best model {saver.save_path}", saver.best_metric_epoch or 0
-                text = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"
-                is_new = epoch not in (0, self._seen.get(kind))
-                yield kind, epoch, [{"what": "best model", "text": text}] if is_new else []
-        states = run.saves.all
-        saved = [
-            {"text": str(state.path), "time": state.seconds, "epoch": state.epoch, "update": state.update}
-            for state in states[self._seen.get("saved", 0) :]
-        ]
-        yield "saved", len(states), saved
+    def _new(self, kind: str, all_so_far: Sequence[Any]) -> Sequence[Any]:
+        """Those that have come since the last call for this kind."""
+        seen, self._seen[kind] = self._seen.get(kind, 0), len(all_so_far)
+        return all_so_far[seen:]
 
     def _note_news(self, trainer: Trainer) -> None:
-        for kind, number, events in self._news(trainer):
-            self._seen[kind] = number
-            for event in events:
-                self._add_event(trainer, **{"what": kind, **event})
+        """Add events for what has no event of its own."""
+        run = trainer.run_context
+        skipped = len(self._new("skipped", range(run.state.skipped_updates)))
+        if skipped:
+            self._add_event(trainer, "skipped", f"{skipped} update{'s' if skipped > 1 else ''}, gradients not finite")
+        for text in self._new("warning", run.shown_warnings.texts):
+            self._add_event(trainer, "warning", text)
+        for saver in trainer.callback_handler:
+            if isinstance(saver, SaveBestModelCallback):
+                value = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"
+                if self._new(f"best model {saver.save_path}", range(saver.best_metric_epoch or 0)):
+                    self._add_event(trainer, "best model", value)
+        for state in self._new("saved", run.saves.all):
+            at = {"time": state.seconds, "epoch": state.epoch, "update": state.update}
+            self._add_event(trainer, "saved", str(state.path), **at)
 
     def _add_event(self, trainer: Trainer, what: str, text: str, **at: Any) -> None:
         """Add an event where it belongs by its time; by default it is of now."""

@@ -7,7 +7,6 @@ import html
 import importlib.resources
 import itertools
 import json
-import math
 import os
 import platform
 import re
@@ -37,6 +36,7 @@ _COLUMNS = ("epoch", "update", "value")  # of a metric
 _MAX_MAIN_METRICS = 3
 _MAX_SHOWN_SAMPLES = 64  # of a spike
 _MAX_SHOWN_ROWS = 4096  # of a spike on the page, where they are folded
+_NOT_IN_JSON = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _MOST_EXACT = 2**53  # browsers round larger integers, such as seeds
 _PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "numpy", "transformers", "timm", "torchvision")
 _SECRET = r"[^\0=]*(?i:token|password|passwd|secret|api[-_]?key|credential)[^\0=]*"
@@ -116,11 +116,9 @@ class RunContents:
             TypeError, ValueError, RecursionError: if the values are not those of a run.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
-        contents = cls(**{name: json_value(values[name]) for name in names})
-        for field in dataclasses.fields(cls):
-            value, default = getattr(contents, field.name), getattr(cls("?"), field.name)
-            if not isinstance(value, type(default)):
-                raise ValueError(f"its {field.name} is of the type {type(value).__name__}")
+        contents, empty = cls(**{name: json_value(values[name]) for name in names}), cls("")
+        if any(type(value) is not type(getattr(empty, name)) for name, value in vars(contents).items()):
+            raise ValueError("a field is of another type")
         return contents
 
 
@@ -168,14 +166,11 @@ def _best_values(
 
 def json_value(value: Any) -> Any:
     """A plain value with text in place of numbers that JSON lacks ("nan", "inf", "-inf"), or that browsers round."""
-    is_lost = isinstance(value, float) and not math.isfinite(value)
-    if is_lost or (isinstance(value, int) and abs(value) > _MOST_EXACT):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_constant=_NOT_IN_JSON.get, parse_int=_exact)
+
+
+def _exact(digits: str) -> int | str:
+    return int(digits) if abs(int(digits)) <= _MOST_EXACT else digits
 
 
 def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
