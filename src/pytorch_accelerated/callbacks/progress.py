@@ -250,9 +250,15 @@ class LogMetricsCallback(TrainerCallback):
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Log remaining metrics, for example of an epoch without an evaluation, and print the row."""
+        """Log remaining metrics, for example of an epoch without an evaluation, and print the row.
+
+        If the others waited for a rank, a line says so.
+        """
         self._log_updated(trainer, "train", "other")
         self._print_row(trainer)
+        slow_rank = trainer.run_history.slow_rank
+        if slow_rank is not None:
+            trainer.print(slow_rank.in_words())
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log remaining metrics."""

@@ -202,7 +202,7 @@ class ReportCallback(TrainerCallback):
         self.on_step_records(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Record the times of the epoch, and write the page, if it is time."""
+        """Record the times of the epoch and a slow rank, and write the page, if it is time."""
         epoch = trainer.run_history.current_epoch
         of_training = [timing._asdict() for timing in trainer.run_history.timings[-1:]]
         times = {
@@ -212,6 +212,9 @@ class ReportCallback(TrainerCallback):
             "epoch": epoch,
         }
         self._contents.epochs = [each for each in self._contents.epochs if each["epoch"] != epoch] + [times]
+        slow_rank = trainer.run_history.slow_rank
+        if slow_rank is not None:
+            self._add_event(trainer, "slow rank", slow_rank.in_words())
         self.on_step_records(trainer)
 
     def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:

@@ -60,7 +60,8 @@ class RunContents:
         environment: versions, device, command line.
         notes: the user's own facts.
         metrics: for each metric `name`, `role`, `quantity` and the lists `epoch`, `update` and `value`.
-        steps: the step records, one list for each field; `learning_rates` has one list for each group.
+        steps: the step records, one list for each field; `learning_rates` has one list for each group, `ranks` one for
+            each rank, with its seconds of computation, of waiting for data, and of waiting for the others.
         best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`,
             `greater_is_better`, `is_watched`.
         epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
@@ -140,9 +141,13 @@ def _metric_columns(records: Iterable[MetricRecord], evaluation_sets: Iterable[s
 
 
 def _step_columns(records: Sequence[StepRecord]) -> dict[str, Any]:
-    """The step records as one list for each field, and one for each parameter group's learning rates."""
+    """The step records as one list for each field, and one for each parameter group's learning rates.
+
+    The times of each rank are summed over the records; of a run that was resumed on more ranks, those it had before.
+    """
     columns = {field: [getattr(record, field) for record in records] for field in StepRecord._fields}
-    return {**columns, "learning_rates": list(itertools.zip_longest(*columns["learning_rates"]))}
+    by_rank = [list(map(sum, zip(*times, strict=True))) for times in zip(*columns["ranks"], strict=False)]
+    return {**columns, "learning_rates": list(itertools.zip_longest(*columns["learning_rates"])), "ranks": by_rank}
 
 
 def _best_values(

@@ -546,6 +546,13 @@ function times(run) {
   return section("Time per epoch", card);
 }
 
+function ranks(run) {
+  if (!run.steps.ranks?.length) return [];
+  const rows = run.steps.ranks.map((seconds, rank) => [String(rank), ...seconds.map(duration), percent(seconds[2] / seconds.reduce((a, b) => a + b))]);
+  const table = list(rows, ["rank", "computation", "waiting for data", "waiting for the others", "of the time"], 0);
+  return section("Training time by rank", h("div", { class: "card" }, folded(table, rows.length, "ranks")));
+}
+
 /** The rows of the training set that an event is about, folded. */
 function rowsOf({ rows, number_of_rows: all, update }) {
   if (!rows) return null;
@@ -596,6 +603,7 @@ function single(run) {
     ...bestTable(),
     ...predictions(run),
     ...times(run),
+    ...ranks(run),
     ...events(run),
     ...section("What ran", h("div", { class: "two" }, [facts("Model", run.model), facts("Environment", run.environment), facts("Configuration", run.config), facts("Given by the user", run.notes)].filter(Boolean))));
 }

@@ -89,7 +89,7 @@ class ResultCallback(TrainerCallback):
     on_eval_epoch_end = on_step_records
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Write the result of the epoch, and note if it waited for data for half of its time.
+        """Write the result of the epoch, and note if it waited for data for half of its time, or for a rank.
 
         Raises:
             UnknownMetricError: if the watched metric has no value, which is shown as a warning.
@@ -99,6 +99,9 @@ class ResultCallback(TrainerCallback):
                 waited = f"waited for data {timing.data_wait_share:.0%} of the time"
                 text = f"{waited}, {timing.data_wait_seconds:.3g} of {timing.seconds:.3g} s"
                 self._add_alert(trainer, "slow data", text)
+        slow_rank = trainer.run_history.slow_rank
+        if slow_rank is not None:
+            self._add_alert(trainer, "slow rank", slow_rank.in_words())
         self._write(trainer)
         if self.watch_metric is not None:
             trainer.run_history.get_latest_metric(self.watch_metric)

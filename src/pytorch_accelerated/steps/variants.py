@@ -9,6 +9,7 @@ A variant that changes gradients does so in `Step.complete`, with `_always_compl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ class UnevenStep(Step):
         uneven: how the rows of this rank count.
     """
 
+    _reported_at: float | None = None
+
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
         self.uneven = context.uneven
@@ -46,19 +49,24 @@ class UnevenStep(Step):
         if not micro_batch.is_borrowed:
             self._take_part_if_silent("on_train_step_start")
             super().run_batch(micro_batch)
-            return
-        self.emit_of_batch("on_train_step_start")
-        with self.uneven.counting_nothing():
-            self.compute(micro_batch.batch, self.context.state.batches_in_epoch)
+        else:
+            self.emit_of_batch("on_train_step_start")
+            with self.uneven.counting_nothing():
+                self.compute(micro_batch.batch, self.context.state.batches_in_epoch)
+        if self._reported_at is not None:
+            self.context.epoch_clock.meeting_seconds += time.perf_counter() - self._reported_at
+            self._reported_at = None
 
     def report(self, output: Any, batch: Any, step: int) -> None:
-        """Tell the loss tracker and the callbacks about a batch, unless it is borrowed."""
+        """Tell the loss tracker and the callbacks about a batch, unless it is borrowed. The backward pass follows."""
         if self.micro_batch.is_borrowed:
             loss_and_size(output, hook="calculate_train_batch_loss")
             self.emit_of_batch("on_train_step_end")
         else:
             super().report(output, batch, step)
             self._take_part_if_silent("on_train_step_end")
+        if self.micro_batch.is_last:  # the backward pass, which follows, exchanges gradients
+            self._reported_at = time.perf_counter()
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update; that of a borrowed batch adds nothing."""

@@ -2,7 +2,7 @@
 
 from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import EpochTiming, StepHistory, StepRecord
+from pytorch_accelerated.tracking.step_records import EpochTiming, RankTimes, SlowRank, StepHistory, StepRecord
 from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, hyperparameters_of, role_and_quantity
 
 __all__ = [
@@ -10,7 +10,9 @@ __all__ = [
     "InMemoryRunHistory",
     "LossTracker",
     "MetricRecord",
+    "RankTimes",
     "RunHistory",
+    "SlowRank",
     "StepHistory",
     "StepRecord",
     "greater_is_better",

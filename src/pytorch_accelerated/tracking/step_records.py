@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from pytorch_accelerated.tracking.loss import LossTracker
+from pytorch_accelerated.tracking.loss import LossTracker, Numbers
 
 if TYPE_CHECKING:
     from pytorch_accelerated.tracking.history import RunHistory
@@ -21,12 +21,48 @@ _RATES = 5  # the place of `learning_rates` in a record
 _COLUMNS = 11  # of the table, before those of the learning rates
 _UNKNOWN = -1
 _SECONDS_OF_SLOW_DATA = 1.0
+_SHARE_OF_SLOW_RANK = 0.2  # of the time, in which the others wait for it
+_UPDATES_OF_SLOW_RANK = 20
 
 
 try:
     import resource
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
+
+
+class RankTimes(NamedTuple):
+    """Where one rank spent the time of a step record, in seconds.
+
+    Attributes:
+        compute: all that is not below: forward and backward pass, callbacks, the optimizer.
+        data_wait: waiting for the next batch.
+        others_wait: waiting for ranks that came later to the exchange of gradients, in the last backward pass of each
+            update. If gradients are on a GPU, this is about 0: the host does not wait there.
+    """
+
+    compute: float
+    data_wait: float
+    others_wait: float
+
+
+class SlowRank(NamedTuple):
+    """The rank for which the others wait.
+
+    Attributes:
+        rank: its index.
+        share: the mean share of the time in which the others waited for it, beyond its own waiting for them.
+        cause: "data" if it waits longer than the others for its batches, more than it computes longer; "computation"
+            otherwise.
+    """
+
+    rank: int
+    share: float
+    cause: str
+
+    def in_words(self) -> str:
+        """Text such as "the others waited 31% of the time for rank 2 (data)"."""
+        return f"the others waited {self.share:.0%} of the time for rank {self.rank} ({self.cause})"
 
 
 class StepRecord(NamedTuple):
@@ -53,6 +89,7 @@ class StepRecord(NamedTuple):
         data_wait_share: the share of those seconds in which rank 0 waited for the next batch, between 0 and 1.
         peak_memory: the most bytes that a rank has used so far: allocated on its GPU, or resident in its process if it
             trains on the CPU; None if unknown.
+        ranks: where each rank spent the time of the record; empty if there is one process.
     """
 
     epoch: int
@@ -65,9 +102,18 @@ class StepRecord(NamedTuple):
     samples_per_second: float
     data_wait_share: float
     peak_memory: int | None
+    ranks: tuple[RankTimes, ...] = ()
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank for which the others waited at least 20 % of the time of the record; None if there is none.
+
+        Of a short record, that may be chance: `RunHistory.slow_rank` looks at more of them.
+        """
+        return _slow_rank([self])
 
     def columns(self) -> dict[str, float]:
-        """The values of the record as columns of a table, without those that are None.
+        """The values of the record as columns of a table, without those that are None, and without `ranks`.
 
         The learning rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so
         on.
@@ -77,9 +123,23 @@ class StepRecord(NamedTuple):
             if name == "learning_rates":
                 rates = enumerate(self.learning_rates)
                 values |= {f"learning_rate_{group}" if group else "learning_rate": rate for group, rate in rates}
-            elif value is not None:
+            elif name != "ranks" and value is not None:
                 values[name] = value
         return values
+
+
+def _slow_rank(records: Sequence[StepRecord]) -> SlowRank | None:
+    """The rank for which the others waited in all of `records` together, if that took long enough."""
+    counts = {len(record.ranks) for record in records}
+    if len(counts) != 1 or 0 in counts:
+        return None
+    times = np.array([record.ranks for record in records]).sum(axis=0)
+    rank = int(times[:, 2].argmin())
+    more_computing, more_data, more_waiting = np.delete(times, rank, axis=0).mean(axis=0) - times[rank]
+    seconds = times[rank].sum()
+    if not seconds or more_waiting < _SHARE_OF_SLOW_RANK * seconds:
+        return None
+    return SlowRank(rank, float(more_waiting / seconds), "data" if more_data < more_computing else "computation")
 
 
 def samples_per_second(records: Sequence[StepRecord]) -> float | None:
@@ -94,26 +154,31 @@ def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecor
         ValueError, TypeError: if `values` is neither.
     """
     if not isinstance(values, torch.Tensor):
-        return [StepRecord._make([*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :]]) for row in values]
+        return [StepRecord(*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :]) for row in values]
     if values.dtype != torch.float64 or values.dim() != 2 or values.shape[1] < _COLUMNS:
         raise ValueError(f"step records are a {values.dtype} tensor of shape {tuple(values.shape)}")
     records = []
-    for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rates in values.tolist():
+    for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rest in values.tolist():
         place = int(epoch), int(update), int(samples)
         peak_memory = None if peak == _UNKNOWN else int(peak)
-        measured: Any = tuple(rates[: int(groups)]), norm if has_norm else None, speed, wait, peak_memory
+        count, *times = rest[int(groups) :] or [0.0]  # tables of earlier versions end with the rates, or zeros
+        ranks = tuple([RankTimes(*times[start : start + 3]) for start in range(0, 3 * int(count), 3)])
+        measured: Any = tuple(rest[: int(groups)]), norm if has_norm else None, speed, wait, peak_memory, ranks
         records.append(StepRecord(*place, seconds, loss, *measured))
     return records
 
 
 def table_of(records: Sequence[StepRecord]) -> torch.Tensor:
     """The records as a float64 matrix with a row for each. This is exact: their integers are below 2**53."""
-    groups = max((len(record.learning_rates) for record in records), default=0)
     rows = []
-    for *first, rates, norm, speed, wait, peak in records:
+    for *first, rates, norm, speed, wait, peak, ranks in records:
         measured = norm is not None, norm or 0.0, speed, wait, _UNKNOWN if peak is None else peak
-        rows.append((*first, *measured, len(rates), *rates, *[0.0] * (groups - len(rates))))
-    return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(len(records), _COLUMNS + groups))
+        # Behind the rates, where earlier versions read nothing.
+        by_rank = [len(ranks), *np.ravel(ranks)] if ranks else []
+        rows.append([*first, *measured, len(rates), *rates, *by_rank])
+    width = max(map(len, rows), default=_COLUMNS)
+    padded = [row + [0.0] * (width - len(row)) for row in rows]
+    return torch.from_numpy(np.array(padded, dtype=np.float64).reshape(len(records), width))
 
 
 def usual_interval(updates: int) -> int:
@@ -160,10 +225,12 @@ class EpochClock:
 
     Attributes:
         epoch: counted from 1.
+        meeting_seconds: the time of the backward passes in which this rank meets the others; 0 if there are none.
     """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.meeting_seconds = 0.0
         self._started = time.perf_counter()
         self._paused_seconds = 0.0
         self._source: Any = None
@@ -256,6 +323,25 @@ class StepHistory:
         return self._step_records[start:]
 
     @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank for which the others have waited at least 20 % of the time of the last epoch; None if there is none.
+
+        It is the same rank in both halves of the updates of that epoch, so no single delay is taken for one; if there
+        were fewer than 20, of the last 20 updates. The step records have the times.
+        """
+        records = self._step_records
+        last = records[-1].update if records else 0
+        before = max((record.update for record in records if record.epoch < records[-1].epoch), default=0)
+        before = min(before, last - _UPDATES_OF_SLOW_RANK)
+        if before < 0:
+            return None
+        middle = (before + last) // 2
+        first = [record for record in records if before < record.update <= middle]
+        second = [record for record in records if middle < record.update]
+        found = [_slow_rank(part) for part in (first, second, first + second) if part]
+        return found[-1] if len({None if each is None else each.rank for each in found}) == 1 else None
+
+    @property
     def timings(self) -> Sequence[EpochTiming]:
         """How long the training epochs of this process took. They are not part of a saved state."""
         return tuple(self._timings)
@@ -271,13 +357,13 @@ class _Mark(NamedTuple):
     Attributes:
         record: with the place, and the learning rates, which may still be tensors.
         new_samples: the samples of the record since the run was resumed.
-        times: the seconds of training so far; those of the record without evaluations and saves; and the part of these
-            in which the loop waited for data.
+        times: the seconds of training so far; those of the record without evaluations and saves; and the parts of these
+            in which the loop waited for data, and met the other ranks.
     """
 
     record: StepRecord
     new_samples: int
-    times: tuple[float, float, float]
+    times: tuple[float, float, float, float]
 
 
 class StepRecorder:
@@ -326,7 +412,7 @@ class StepRecorder:
         """
         self._marks.clear()
         self._samples_before_epoch = self._samples - samples_in_epoch
-        self._new_from, self._seconds_from, self._waited_from = self._samples, 0.0, 0.0
+        self._new_from, self._seconds_from, self._waited_from, self._met_from = self._samples, 0.0, 0.0, 0.0
         self._clock = clock
         self.grow(updates)
 
@@ -343,16 +429,16 @@ class StepRecorder:
             groups: the parameter groups of the optimizer.
         """
         timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
-        seconds, waited = timing.seconds, timing.data_wait_seconds
+        seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
         rates: tuple[Any, ...] = tuple(
             [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
         )
         place = timing.epoch, self._history.updates_done, samples
         record = StepRecord(*place, 0.0, math.nan, rates, None, 0.0, 0.0, None)
-        times = time.perf_counter() - self._started, seconds - self._seconds_from, waited - self._waited_from
-        self._marks.append(_Mark(record, samples - self._new_from, times))
+        parts = seconds - self._seconds_from, waited - self._waited_from, met - self._met_from
+        self._marks.append(_Mark(record, samples - self._new_from, (time.perf_counter() - self._started, *parts)))
         self._samples = self._new_from = samples
-        self._seconds_from, self._waited_from = seconds, waited
+        self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
         self._losses.end_part()
         self._gradient_norms.end_part()
 
@@ -375,9 +461,11 @@ class StepRecorder:
         """What the ranks must tell each other before `complete`. May wait for the device."""
         if not self._marks:
             return []
-        own = [(*part, *mark.times) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
+        own = [(*part, *mark.times[:2]) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
         peak = peak_memory(self._device)
-        bits = np.array(own, dtype=np.float64).view(np.int64).ravel()
+        # Two numbers of single precision in the place of one: with more numbers there would be more messages.
+        pairs = np.array([mark.times[2:] for mark in self._marks], dtype=np.float32).view(np.int64)
+        bits = np.hstack([np.array(own, dtype=np.float64).view(np.int64), pairs]).ravel()
         return [_UNKNOWN if peak is None else peak, *bits.tolist()]
 
     def complete(self, per_rank: Sequence[Sequence[int]]) -> bool:
@@ -392,12 +480,13 @@ class StepRecorder:
         if not self._marks:
             return False
         peak = max(numbers[0] for numbers in per_rank)
-        values = np.array([numbers[1:] for numbers in per_rank], dtype=np.int64).view(np.float64)
-        values = values.reshape(len(per_rank), len(self._marks), -1)
-        sums, times = values[:, :, :2].sum(axis=0).tolist(), values[0, :, 2:].tolist()
+        bits = np.array([numbers[1:] for numbers in per_rank], dtype=np.int64)
+        bits = bits.reshape(len(per_rank), len(self._marks), -1)
+        values, pairs = bits[:, :, :-1].copy().view(np.float64), bits[:, :, -1:].copy().view(np.float32)
+        sums, times = values[:, :, :2].sum(axis=0).tolist(), np.concatenate([values[:, :, 2:], pairs], axis=2)
         norms = self._gradient_norms.take_parts()
-        for mark, (total, count), (seconds, epoch_seconds, waited), (norm, clipped) in zip(
-            self._marks, sums, times, norms, strict=True
+        for mark, (total, count), (seconds, epoch_seconds, waited, _), ranks, (norm, clipped) in zip(
+            self._marks, sums, times[0].tolist(), _times_of_ranks(times), norms, strict=True
         ):
             record = mark.record._replace(
                 seconds=seconds,
@@ -405,6 +494,7 @@ class StepRecorder:
                 learning_rates=tuple(map(float, mark.record.learning_rates)),
                 gradient_norm=norm / clipped if clipped else None,
                 peak_memory=None if peak == _UNKNOWN else peak,
+                ranks=ranks,
             )
             if epoch_seconds:
                 speed, share = mark.new_samples / epoch_seconds, waited / epoch_seconds
@@ -425,6 +515,22 @@ class StepRecorder:
         """Restore the result of `state_dict`."""
         self._samples = state["samples"]
         self._started = time.perf_counter() - state["seconds"]
+
+
+def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
+    """For each record, where the ranks spent its time; nothing for one rank.
+
+    Ranks leave a backward pass together, so the one that spent the least time in it came last.
+
+    Args:
+        times: by rank and record, those of `_Mark`.
+    """
+    if len(times) == 1:
+        return [()] * times.shape[1]
+    _, seconds, data_wait, meeting = np.moveaxis(times, 2, 0)
+    others_wait = meeting - meeting.min(axis=0)
+    shares = np.stack([seconds - data_wait - others_wait, data_wait, others_wait], axis=2).swapaxes(0, 1)
+    return [tuple(map(RankTimes._make, record)) for record in shares.tolist()]
 
 
 def peak_memory(device: torch.device) -> int | None:
