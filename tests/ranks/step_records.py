@@ -79,6 +79,7 @@ if stage == "resumed":
 
     resumed, trainer = train(folder, resume_from=folder / "states")
     assert facts(resumed.step_records) == facts(whole.step_records)
+    assert {len(record.ranks) for record in resumed.step_records} == {RANKS if RANKS > 1 else 0}
     seconds = [record.seconds for record in resumed.step_records]
     assert seconds == sorted(seconds)
     if is_first:

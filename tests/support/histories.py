@@ -4,7 +4,7 @@ from typing import Any
 
 from pytorch_accelerated.tracking import RunHistory
 
-_TIMES = ("seconds", "samples_per_second", "data_wait_share", "peak_memory")
+_TIMES = ("seconds", "samples_per_second", "data_wait_share", "peak_memory", "ranks")
 
 
 def state_without_times(history: RunHistory) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_a_saved_history_continues_where_it_stopped(history, version):
     history.set_metric_name_prefix("x_")
     state = copy.deepcopy(history.state_dict())
     if version == "1.0":  # which kept lists
-        steps = [[*each[:5], list(each.learning_rates), *each[6:]] for each in history.step_records]
+        steps = [[*each[:5], list(each.learning_rates), *each[6:10]] for each in history.step_records]
         state |= {"records": [list(record) for record in history.records], "step_records": steps}
 
     restored = history.copy() if version == "copy" else type(history)()
