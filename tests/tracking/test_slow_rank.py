@@ -30,10 +30,11 @@ def slow_rank(*records: StepRecord) -> SlowRank | None:
 
 def test_a_rank_is_named_if_the_others_wait_for_it_all_the_time() -> None:
     assert record(1, 2).slow_rank == SlowRank(2, 0.5, "computation")
+    on_gpus = RankTimes(6.0, 4.0, 0.0), RankTimes(9.0, 1.0, 0.0)
+    assert record(1)._replace(ranks=on_gpus).slow_rank == (0, 0.3, "data")
     assert record(1, 0, 1, 2).slow_rank is record(1, ranks=0).slow_rank is slow_rank() is None
     assert slow_rank(*(record(update, 2) for update in range(1, 20))) is None  # fewer than 20 updates
     assert slow_rank(*(record(update, 2) for update in range(1, 21))) == (2, 0.5, "computation")
-    assert slow_rank(record(20, 2)) == (2, 0.5, "computation")
     assert slow_rank(*(record(update, update % 3) for update in range(1, 41))) is None  # another one each time
     assert slow_rank(*(record(update, 2) if update > 20 else record(update) for update in range(1, 41))) is None
     of_last_epoch = [record(update, 2, epoch=2) for update in range(31, 61)]

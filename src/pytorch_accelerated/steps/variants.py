@@ -65,7 +65,8 @@ class UnevenStep(Step):
         else:
             super().report(output, batch, step)
             self._take_part_if_silent("on_train_step_end")
-        if self.micro_batch.is_last:  # the backward pass, which follows, exchanges gradients
+        # The backward pass, which follows, exchanges gradients. The host of a GPU does not wait for that.
+        if self.micro_batch.is_last and self.context.ranks.device.type == "cpu":
             self._reported_at = time.perf_counter()
 
     def weigh(self, output: Mapping[str, Any]) -> Any:

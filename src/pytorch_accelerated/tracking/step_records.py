@@ -35,10 +35,11 @@ class RankTimes(NamedTuple):
     """Where one rank spent the time of a step record, in seconds.
 
     Attributes:
-        compute: all that is not below: forward and backward pass, callbacks, the optimizer.
+        compute: all that is not below: forward and backward pass, callbacks, the optimizer; and waiting for the others
+            anywhere else, as BatchNorm does in the forward pass.
         data_wait: waiting for the next batch.
         others_wait: waiting for ranks that came later to the exchange of gradients, in the last backward pass of each
-            update. If gradients are on a GPU, this is about 0: the host does not wait there.
+            update. It is 0 on GPUs, since the host does not wait there.
     """
 
     compute: float
@@ -51,7 +52,8 @@ class SlowRank(NamedTuple):
 
     Attributes:
         rank: its index.
-        share: the mean share of the time in which the others waited for it, beyond its own waiting for them.
+        share: of the time, what the others waited for it on average, beyond its own waiting for them; or what it waited
+            for data beyond the others, if that is more.
         cause: "data" if it waits longer than the others for its batches, more than it computes longer; "computation"
             otherwise.
     """
@@ -134,12 +136,13 @@ def _slow_rank(records: Sequence[StepRecord]) -> SlowRank | None:
     if len(counts) != 1 or 0 in counts:
         return None
     times = np.array([record.ranks for record in records]).sum(axis=0)
-    rank = int(times[:, 2].argmin())
+    rank = int((times[:, 1] - times[:, 2]).argmax())
     more_computing, more_data, more_waiting = np.delete(times, rank, axis=0).mean(axis=0) - times[rank]
-    seconds = times[rank].sum()
-    if not seconds or more_waiting < _SHARE_OF_SLOW_RANK * seconds:
+    # Ranks go in step: while one waits for data, the others do at some point, even where that isn't measured.
+    waited, seconds = max(more_waiting, -more_data), times[rank].sum()
+    if not seconds or waited < _SHARE_OF_SLOW_RANK * seconds:
         return None
-    return SlowRank(rank, float(more_waiting / seconds), "data" if more_data < more_computing else "computation")
+    return SlowRank(rank, float(waited / seconds), "data" if more_data < more_computing else "computation")
 
 
 def samples_per_second(records: Sequence[StepRecord]) -> float | None:
@@ -530,7 +533,7 @@ def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
     _, seconds, data_wait, meeting = np.moveaxis(times, 2, 0)
     others_wait = meeting - meeting.min(axis=0)
     shares = np.stack([seconds - data_wait - others_wait, data_wait, others_wait], axis=2).swapaxes(0, 1)
-    return [tuple(map(RankTimes._make, record)) for record in shares.tolist()]
+    return [tuple([RankTimes(*each) for each in record]) for record in shares.tolist()]
 
 
 def peak_memory(device: torch.device) -> int | None:
