@@ -496,12 +496,11 @@ class StepRecorder:
                 train_loss=total / count if count else math.nan,
                 learning_rates=tuple(map(float, mark.record.learning_rates)),
                 gradient_norm=norm / clipped if clipped else None,
+                samples_per_second=mark.new_samples / epoch_seconds if epoch_seconds else 0.0,
+                data_wait_share=waited / epoch_seconds if epoch_seconds else 0.0,
                 peak_memory=None if peak == _UNKNOWN else peak,
                 ranks=ranks,
             )
-            if epoch_seconds:
-                speed, share = mark.new_samples / epoch_seconds, waited / epoch_seconds
-                record = record._replace(samples_per_second=speed, data_wait_share=share)
             self._history.add_step_record(record)
         self._marks.clear()
         return True
