@@ -21,7 +21,7 @@ from pytorch_accelerated.report.contents import data_in
 from tests.support.reference import regression_data, sgd, tiny_model
 
 folder = Path(sys.argv[1])
-SECONDS, UPDATES = 0.03, 20  # of a batch on a rank that pauses; of a run
+SECONDS, UPDATES = 0.1, 20  # of a batch on a rank that pauses; of a run
 INPUTS, TARGETS = regression_data(6 * UPDATES)
 NONE, ALL = (0.0, 0.0, 0.0), (SECONDS, SECONDS, SECONDS)
 
