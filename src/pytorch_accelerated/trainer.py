@@ -566,7 +566,13 @@ class Trainer(TrainerHooks):
         return room.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
 
     def summary(
-        self, train_dataset: Any = None, *, batch: Any = None, depth: int = 3, **train_arguments: Any
+        self,
+        train_dataset: Any = None,
+        *,
+        batch: Any = None,
+        depth: int = 3,
+        processes: int | None = None,
+        **train_arguments: Any,
     ) -> TrainingSummary:
         """The model as it trains: modules, shapes, parameters, and memory and operations of one update.
 
@@ -577,6 +583,8 @@ class Trainer(TrainerHooks):
             train_dataset: the training data; or
             batch: a batch as a loader would yield it.
             depth: levels of modules to list.
+            processes: also compute what the run would be on so many: rows and updates, bytes sent, memory of a rank
+                with and without sharding, and with `create_scheduler_fn` and `num_epochs` the learning rates.
             train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
 
         Returns:
@@ -587,8 +595,12 @@ class Trainer(TrainerHooks):
             Any error that training would have raised.
         """
         checks.refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
+        if processes is not None:
+            check_positive_count("processes", processes)
         room = require("pytorch_accelerated.looking.summary", needed_by="`summary`")
-        return room.summarise(self, train_dataset, batch, depth=depth, arguments=train_arguments)  # type: ignore[no-any-return]
+        return room.summarise(  # type: ignore[no-any-return]
+            self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
+        )
 
     def rows_of(
         self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any

@@ -77,9 +77,10 @@ class PlannedLoader(RunLoader):
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
         self._orders.leave_out(left_out)
 
-    def detached(self) -> PlannedLoader:
+    def detached(self, ranks: Any = None) -> PlannedLoader:
         detached = copy.copy(self)
         detached._orders = self._orders.detached()
+        detached._ranks = ranks or self._ranks
         return detached
 
     def windows(self, start: int = 0, batches_done: int = 0) -> tuple[EpochOrder, Iterator[Window]]:

@@ -6,13 +6,21 @@ from pytorch_accelerated.looking.learning_rates import LearningRateTest
 from pytorch_accelerated.looking.preflight import BatchFacts, EntryFacts, PreflightReport
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.looking.summary import ModuleFacts, TrainingSummary
+    from pytorch_accelerated.looking.summary import ModuleFacts, ScaleFacts, TrainingSummary
 
-__all__ = ["BatchFacts", "EntryFacts", "LearningRateTest", "ModuleFacts", "PreflightReport", "TrainingSummary"]
+__all__ = [
+    "BatchFacts",
+    "EntryFacts",
+    "LearningRateTest",
+    "ModuleFacts",
+    "PreflightReport",
+    "ScaleFacts",
+    "TrainingSummary",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ModuleFacts", "TrainingSummary"):
+    if name not in ("ModuleFacts", "ScaleFacts", "TrainingSummary"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytorch_accelerated.looking import summary
 

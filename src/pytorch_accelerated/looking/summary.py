@@ -18,7 +18,9 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.looking.preflight import BatchFacts, facts_of, first_shape, shape_in_words
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
+from pytorch_accelerated.looking.scale import ScaleFacts, rows_and_updates, size_of_parts
 from pytorch_accelerated.optimizers import Optimizers
+from pytorch_accelerated.schedulers import scheduled_values
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -68,6 +70,7 @@ class TrainingSummary:
             `FlopCounterMode` counts them: matrix products, convolutions and attention; a multiplication and an addition
             are two.
         batches: batches of this rank in an update.
+        scale: the same run on more processes, if `processes` asked for it.
     """
 
     modules: tuple[ModuleFacts, ...]
@@ -80,6 +83,7 @@ class TrainingSummary:
     activation_bytes: int
     operations: int
     batches: int
+    scale: ScaleFacts | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -108,14 +112,27 @@ class TrainingSummary:
             "  made of": ", ".join(f"{name} {_scaled(size)}B" for name, size in sizes.items()),
             "operations": f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward",
         }
+        if self.scale is not None:
+            facts |= _facts_of_scale(self.scale)
         lines = [f"{f'{name}:':<11}  {value}" for name, value in facts.items()]
         return "\n".join([head, rule, *rows, rule, "first batch:", batch, *lines])
 
 
 def summarise(
-    trainer: Trainer, train_dataset: Any, batch: Any, *, depth: Any, arguments: Mapping[str, Any]
+    trainer: Trainer,
+    train_dataset: Any,
+    batch: Any,
+    *,
+    depth: Any,
+    processes: int | None,
+    arguments: Mapping[str, Any],
 ) -> TrainingSummary:
     """The summary of `Trainer.summary`. Must be called by all ranks."""
+    num_epochs = 1
+    if processes is not None:
+        num_epochs = arguments.get("num_epochs", 1)
+        arguments = {name: value for name, value in arguments.items() if name != "num_epochs"}
+    create_scheduler_fn = arguments.get("create_scheduler_fn")
     refuse(arguments, _NOT_TAKEN, by="summary")
     if (train_dataset is None) == (batch is None):
         given = "neither" if batch is None else "both"
@@ -125,7 +142,7 @@ def summarise(
         batches: Any = [batch] * arguments.get("gradient_accumulation_steps", 1)
         train_dataset = DataLoader(batches, batch_size=None)
         arguments["train_dataloader_kwargs"] = {"is_sharded": True}  # each rank has its own
-    watching = _OneUpdate()
+    watching = _OneUpdate(processes or 1)
     with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
         counter = FlopCounterMode(display=False)
         with watching.noting(trainer.get_model()), counter:
@@ -134,18 +151,36 @@ def summarise(
         parameters = list(model.parameters())
         stepped = watching.stepped or set(map(id, parameters))
         trained = {id(each) for each in parameters if each.requires_grad and id(each) in stepped}
-        return TrainingSummary(
+        summary = TrainingSummary(
             modules=tuple(_modules(model, watching.shapes, depth, trained)),
             batch=watching.batch,
             parameters=sum(each.numel() for each in parameters),
             trainable=sum(each.numel() for each in parameters if id(each) in trained),
-            parameter_bytes=_size([*parameters, *model.buffers()]),
+            parameter_bytes=size_of_parts([*parameters, *model.buffers()], 1),
             gradient_bytes=watching.gradient_bytes,
             optimizer_bytes=watching.optimizer_bytes,
             activation_bytes=watching.activation_bytes,
             operations=counter.get_total_flops(),
             batches=watching.batches,
         )
+        if processes is None:
+            return summary
+        rows, updates = rows_and_updates(None if batch is not None else trainer.run_context.loaders.train, processes)
+        buffers, rates = list(model.buffers()), list[tuple[float, ...]]()
+        if create_scheduler_fn is not None and updates:
+            rates = scheduled_values(create_scheduler_fn, num_epochs, updates, optimizer=trainer.optimizer)
+        sent = [*(each for each in parameters if each.requires_grad), *buffers]
+        own = size_of_parts(parameters, processes) + size_of_parts(buffers, 1)
+        scale = ScaleFacts(
+            processes=processes,
+            rows=rows,
+            updates_per_epoch=updates,
+            learning_rates=rates,
+            sent_bytes=size_of_parts(sent, 1) if processes > 1 else 0,
+            memory_bytes=summary.memory_bytes,
+            sharded_memory_bytes=own + watching.bytes_of_parts + summary.activation_bytes,
+        )
+        return dataclasses.replace(summary, scale=scale)
 
 
 class _OneUpdate(TrainerCallback):
@@ -156,9 +191,12 @@ class _OneUpdate(TrainerCallback):
         batches: how many it has.
         stepped: the ids of the parameters of the optimizers that made a step, whoever has them.
         shapes: of the first tensor that each module has returned first.
+        bytes_of_parts: gradients and optimizer state of the first of several ranks that divide them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self.bytes_of_parts = 0
         self.batch = BatchFacts(())
         self.batches = self.gradient_bytes = self.optimizer_bytes = self.activation_bytes = 0
         self.stepped: set[int] = set()
@@ -190,14 +228,18 @@ class _OneUpdate(TrainerCallback):
         self.batches += 1
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.gradient_bytes = _size([each.grad for each in trainer.get_model().parameters() if each.grad is not None])
+        gradients = [each.grad for each in trainer.get_model().parameters() if each.grad is not None]
+        self.gradient_bytes = size_of_parts(gradients, 1)
+        self.bytes_of_parts += size_of_parts(gradients, self._processes)
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if isinstance(optimizer, Optimizers):
             return  # each of them is noticed by itself
         self.stepped |= {id(each) for group in optimizer.param_groups for each in group["params"]}
         values = [value for state in optimizer.state.values() for value in state.values()]
-        self.optimizer_bytes += _size([value for value in values if isinstance(value, torch.Tensor)])
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        self.optimizer_bytes += size_of_parts(tensors, 1)
+        self.bytes_of_parts += size_of_parts(tensors, self._processes)
 
     def _note_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self.shapes.get(module) is None:
@@ -228,8 +270,14 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _size(tensors: list[torch.Tensor]) -> int:
-    return sum({id(each): each.numel() * each.element_size() for each in tensors}.values())
+def _facts_of_scale(scale: ScaleFacts) -> dict[str, str]:
+    facts = {f"on {scale.processes}": f"{_scaled(scale.sent_bytes)}B sent by each rank in an update"}
+    if scale.rows is not None:
+        fewest, most = min(scale.rows), max(scale.rows)
+        rows = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        facts["  epoch"] = f"{scale.updates_per_epoch:,} updates, {rows} rows of each rank"
+    plain, sharded = _scaled(scale.memory_bytes), _scaled(scale.sharded_memory_bytes)
+    return facts | {"  memory": f"at least {plain}B of a rank, {sharded}B with `fully_shard`"}
 
 
 def _cells(one: ModuleFacts) -> tuple[str, str, str]:
