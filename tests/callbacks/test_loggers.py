@@ -16,7 +16,6 @@ from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback,
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -232,32 +231,6 @@ def test_names_are_text_in_spreadsheets_and_break_no_row(logger_class, read, tmp
             *["score", "'=HYPERLINK(1)", "'+1", "'-1", "'@sum"],
             *["a\\rb", "c\\nd", "\\x1b[2J", "\\udc80", "模型"],
         ]
-
-
-ON_RANKS = """
-import sys
-import torch
-from torch import nn
-from pytorch_accelerated.callbacks import loggers
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.trainer import Trainer
-from tests.support.reference import regression_data, sgd, tiny_model
-
-writes = []
-move = disk.move
-disk.move = lambda source, target: (writes.append(target.name), move(source, target))
-trainer = Trainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[loggers.CSVLoggerCallback(sys.argv[1])])
-trainer.train(regression_data(20), 2)
-print(writes)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_only_the_first_of_all_ranks_writes(tmp_path):
-    output = run_on_ranks(ON_RANKS, 2, tmp_path / "log.csv")
-    assert output.stdout_of_ranks == ("['log.csv', 'log.csv']\n", "[]\n")
-    assert len(read_csv(tmp_path / "log.csv")) == 2
 
 
 # The learning rate

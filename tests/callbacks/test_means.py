@@ -10,7 +10,6 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import RecordMeansCallback, StepBasedEvaluationCallback
 from pytorch_accelerated.errors import HookOutputError
-from tests.support.processes import run_on_ranks
 from tests.support.resuming import SaveAndStop
 
 ROWS = {"inputs": torch.linspace(-1, 1, 22, dtype=torch.float64).view(11, 2)}
@@ -58,27 +57,6 @@ def test_a_run_resumed_at_any_update_has_the_same_means(updates: int, tmp_path: 
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-14), name
-
-
-ON_RANKS = """
-import torch.distributed as dist
-from tests.callbacks.test_means import ROWS, make
-
-trainer = make()
-trainer.train(ROWS, 2, ROWS, per_device_batch_size=2)
-assert dist.get_world_size() == 2
-history = trainer.run_history
-for prefix, loss in (("train", "train_loss_epoch"), ("eval", "eval_loss_epoch")):
-    names = [f"{prefix}_small_loss", f"{prefix}_squares"]
-    for *parts, whole in zip(*map(history.get_metric_values, [*names, loss])):
-        assert abs(sum(parts) - whole) < 1e-12 * abs(whole), (prefix, parts, whole)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_two_ranks_record_means_over_all_samples(tmp_path: Path) -> None:
-    run_on_ranks(ON_RANKS, 2, cwd=tmp_path)
 
 
 def test_what_a_hook_returns_counts_too_and_a_missing_name_is_an_error() -> None:

@@ -286,6 +286,7 @@ ON_RANKS = """
 import os
 import sklearn.datasets
 import sys
+from pathlib import Path
 import torch
 import torchmetrics
 from tests.callbacks import test_metric_functions, test_metrics
@@ -293,6 +294,7 @@ from tests.callbacks import test_metric_functions, test_metrics
 os.chdir(sys.argv[1])
 for check in (*test_metrics.CHECKS, *test_metric_functions.CHECKS):
     check()
+test_metrics.check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(1, Path("state"))
 assert torch.distributed.get_world_size() == int(sys.argv[2])
 torch.distributed.destroy_process_group()
 """
@@ -302,19 +304,3 @@ torch.distributed.destroy_process_group()
 @pytest.mark.parametrize("ranks", some((3,), (2, 3)))
 def test_metrics_and_functions_on_several_ranks(ranks, tmp_path):
     run_on_ranks(ON_RANKS, ranks, tmp_path, ranks)
-
-
-RESUME = """
-import sys
-from pathlib import Path
-import torch
-from tests.callbacks.test_metrics import check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one
-
-check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(1, Path(sys.argv[1]))
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_a_resumed_epoch_on_two_ranks_has_the_metrics_of_the_uninterrupted_one(tmp_path):
-    run_on_ranks(RESUME, 2, tmp_path / "state")

@@ -9,7 +9,6 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -73,29 +72,3 @@ def test_batch_norm_layers_are_converted_and_keep_their_parameters():
     ConvertSyncBatchNormCallback().on_init_end(trainer)
     assert isinstance(trainer.model[1], nn.SyncBatchNorm)
     assert all(old is new for old, new in zip(parameters, trainer.model.parameters(), strict=True))
-
-
-SYNC_ON_CPU = """
-import warnings
-import torch
-from torch import nn
-from pytorch_accelerated.callbacks.preparation import ConvertSyncBatchNormCallback
-from pytorch_accelerated.trainer import Trainer
-
-model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    trainer = Trainer(
-        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[ConvertSyncBatchNormCallback]
-    )
-print([str(warning.message)[:51] for warning in caught if warning.filename == __file__])
-trainer.train((torch.randn(8, 3), torch.randn(8, 2)), 1, per_device_batch_size=2)
-assert type(model[1]) is nn.BatchNorm1d
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_ranks_on_the_cpu_train_unsynchronised_and_the_first_one_says_so():
-    output = run_on_ranks(SYNC_ON_CPU, 2)
-    assert output.stdout_of_ranks == ("['ConvertSyncBatchNormCallback does nothing here: tor']\n", "[]\n")

@@ -12,7 +12,6 @@ from pytorch_accelerated.callbacks import ProfilerCallback
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, tiny_trainer
 
 
@@ -51,23 +50,3 @@ def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(err
 def test_work_on_the_gpu_is_in_the_table(tmp_path):
     train(tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=2), seed=1))
     assert "Self CUDA" in (tmp_path / "table_rank_0.txt").read_text()
-
-
-ON_RANKS = """
-import sys
-import torch
-from pytorch_accelerated.callbacks import ProfilerCallback
-from tests.support.reference import regression_data, tiny_trainer
-
-profiler = ProfilerCallback(sys.argv[1], wait=1, warmup=1, active=2)
-tiny_trainer(profiler).train(regression_data(40), 1)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_every_rank_writes_its_own_files(tmp_path):
-    run_on_ranks(ON_RANKS, 2, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "table_rank_0.txt", "table_rank_1.txt", "trace_rank_0.json", "trace_rank_1.json",
-    ]  # fmt: skip

@@ -34,7 +34,6 @@ from tests.callbacks.runs import (
     fit,
     weights_of,
 )
-from tests.support.processes import run_on_ranks
 
 NAN = math.nan
 
@@ -321,50 +320,3 @@ def test_states_are_saved_by_the_clock() -> None:
     fit(a_trainer(Timed.clock, Timed(save_every_n_minutes=1, save_at_end=False)))
     # The clock starts with the first update, at its end.
     assert states_in() == {"step_4", "step_7", "step_10", "step_13"}
-
-
-# ------------------------------------------------------------------------------------------------------ several ranks
-
-SCRIPT = """
-import sys
-
-import torch
-
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, values_of, weights_of
-
-def callbacks():
-    return [
-        Score([3.0, 1.0, 2.0]),
-        SaveBestModelCallback(watch_metric="score"),
-        ModelEmaCallback(decay=0.5),
-        SaveTrainingStateCallback(
-            save_every_n_epochs=1,
-            save_every_n_steps=2,
-            save_every_n_minutes=100,
-            max_checkpoints=2,
-            keep_best=1,
-            watch_metric="score",
-        ),
-    ]
-
-whole = a_trainer(*callbacks())
-assert whole._ranks.count == 2
-history = fit(whole)
-score, best = whole.callback_handler.callbacks[:2]
-assert best.best_metric_epoch == 2
-saved = torch.load("best_model.pt")["model_state_dict"]
-assert_same_weights(weights_of(whole.model), saved)
-whole._ranks.wait()
-
-resumed = a_trainer(*callbacks())
-assert values_of(fit(resumed, resume_from="training_states/epoch_2")) == values_of(history)
-assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
-"""
-
-
-@pytest.mark.processes
-def test_two_ranks_save_once_and_load_the_same(tmp_path: Path) -> None:
-    run_on_ranks(SCRIPT, 2, cwd=tmp_path)
-    assert states_in() == {"epoch_2", "epoch_3", "final"}

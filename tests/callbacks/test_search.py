@@ -1,7 +1,5 @@
 """Runs as trials of an Optuna study."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import OptunaCallback, SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError
+from tests.support.processes import run_on_ranks
 
 optuna = pytest.importorskip("optuna")
 INPUTS = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
@@ -90,16 +88,6 @@ def test_a_trial_that_is_repeated_resumes_from_the_states_of_the_first_attempt(t
     assert second.value == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_metric_of_an_evaluation_that_never_happens_is_an_error() -> None:
-    study = optuna.create_study()
-    model = nn.Linear(3, 1)
-    trainer = Trainer(
-        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[OptunaCallback(study.ask())]
-    )
-    with pytest.raises(ConfigurationError, match="there is no evaluation set"):
-        trainer.train(ROWS, 1)
-
-
 WORKER = """
 import sys, torch, optuna
 from torch import nn
@@ -124,7 +112,6 @@ def test_several_processes_share_a_study(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'sweep.db'}"
     pruner = optuna.pruners.NopPruner()
     study = optuna.create_study(study_name="shared", storage=storage, pruner=pruner)
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, storage]) for _ in range(2)]
-    assert [worker.wait(300) for worker in workers] == [0, 0]
+    run_on_ranks(WORKER, 2, storage, launcher=[{}, {}])  # neither knows of the other
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.COMPLETE] * 6
     assert all(list(trial.intermediate_values) == [1, 2] for trial in study.trials)

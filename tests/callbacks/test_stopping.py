@@ -16,7 +16,6 @@ from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
 from pytorch_accelerated.trainer import Trainer
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, sgd, tiny_model
 
 NAN, INF = math.nan, math.inf
@@ -246,52 +245,6 @@ def test_a_bad_evaluation_loss_ends_the_run_with_an_error(
         run(trainer, regression_data(8))
     assert "learning rate" not in str(caught.value)  # no update has anything to do with it
     assert seen.seen == endings
-
-
-ON_RANKS = """
-import torch
-from torch import nn
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.errors import NonFiniteLossError
-from pytorch_accelerated.trainer import Trainer
-from tests.support.reference import regression_data, sgd, tiny_model
-
-
-class OneBadRank(Trainer):
-    def calculate_train_batch_loss(self, batch):
-        output = super().calculate_train_batch_loss(batch)
-        if self._ranks.index == 1 and self.run_state.batches_in_epoch == 2:
-            output["loss"] = output["loss"] * float("nan")
-        return output
-
-
-trainer = OneBadRank(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[TerminateOnNaNCallback])
-try:
-    trainer.train(regression_data(20), 3, per_device_batch_size=1)
-except NonFiniteLossError as error:
-    print(str(error)[:34])
-
-
-class OwnScores(Trainer):
-    def eval_epoch_end(self):
-        # Each rank has another opinion; that of rank 0 counts.
-        self.run_history.update_metric("score", (self._ranks.index or -1) * self.run_history.current_epoch)
-
-
-stopping = EarlyStoppingCallback(2, watch_metric="score", greater_is_better=True)
-trainer = OwnScores(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[stopping])
-trainer.train(regression_data(20), 9, regression_data(5))
-print(trainer.run_state.epochs, stopping.best_metric)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.processes
-def test_all_ranks_end_together_and_each_with_the_same_reason():
-    for stdout in run_on_ranks(ON_RANKS, 2).stdout_of_ranks:
-        assert stdout == "In epoch 1, the loss of batch 2 (c\n3 -1.0\n"
 
 
 # Values at which a run ends

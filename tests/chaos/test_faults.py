@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.record import record
-from tests.chaos.size import IS_RELEASE, size
+from tests.chaos.size import in_release, size, some
 from tests.support.processes import TIME_LIMIT_SECONDS, run_forked, run_on_ranks
 
 DYING = Path(__file__).parents[1] / "ranks" / "dying.py"
@@ -27,7 +27,9 @@ def figures_of(script: str, *arguments: object) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["saved in between", "saved in the background"])
+@pytest.mark.parametrize(
+    "background", some((True,), (False, True)), ids=lambda is_so: "background" if is_so else "in between"
+)
 def test_killed_runs_lose_no_state_and_end_like_uninterrupted_ones(background: bool, tmp_path: Path):
     kills, storms, operations = size(2, 500), size(1, 25), size(1, 0)
     figures = figures_of("killing.py", kills, storms, operations, int(background), SEED, tmp_path)
@@ -39,6 +41,7 @@ def test_killed_runs_lose_no_state_and_end_like_uninterrupted_ones(background: b
     assert figures["deaths around an operation"] >= (wanted - 10 if background else wanted)
 
 
+@in_release  # tests/training/test_signals.py sends them at chosen moments
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 def test_runs_that_get_a_signal_at_any_moment_resume_to_the_same_end(tmp_path: Path):
     alone, on_ranks = size(3, 500), size(1, 100)
@@ -49,7 +52,7 @@ def test_runs_that_get_a_signal_at_any_moment_resume_to_the_same_end(tmp_path: P
 
 
 def test_a_second_run_in_a_folder_is_refused_and_the_first_one_is_none_the_worse(tmp_path: Path):
-    trials = size(2, 200)
+    trials = size(1, 200)
     done = figures_of("two_writers.py", trials, tmp_path)
     nothing = {"first runs that ended differently": 0, "damaged states": 0}
     assert done == {"second runs": trials, "refused": trials, **nothing}
@@ -60,11 +63,12 @@ LOST_WORKER = r"DataLoader worker \(pid.* (is killed by signal|exited unexpected
 DEATHS = {  # ranks, worker processes, and the complaint
     "killed": (1, 2, LOST_WORKER),
     "rank {} killed": (2, 0, "SIGKILL"),
-    **({"crashed": (1, 2, LOST_WORKER)} if IS_RELEASE else {}),
+    "crashed": (1, 2, LOST_WORKER),
 }
 
 
-@pytest.mark.parametrize("how", DEATHS)
+# What a killed rank leaves is tested by tests/processes/test_several_machines.py, too.
+@pytest.mark.parametrize("how", some(("killed",), tuple(DEATHS)))
 def test_the_death_of_a_part_ends_the_run_with_an_error_from_which_it_can_resume(how: str, tmp_path: Path):
     ranks, workers, complaint = DEATHS[how]
 

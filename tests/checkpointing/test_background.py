@@ -17,7 +17,6 @@ from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
-from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(24)
@@ -153,42 +152,6 @@ def test_an_error_in_the_run_is_not_hidden_by_one_of_a_save(tmp_path: Path, monk
         with pytest.warns(UserWarning, match="No space left on device"), pytest.raises(ZeroDivisionError):
             trained(tmp_path, Failing(), background=True, save_every_n_steps=3)
     assert "write" in faulty.operations[:4], faulty.operations
-
-
-ON_RANKS = """
-import sys
-from pathlib import Path
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.verify import list_states
-from pytorch_accelerated.errors import CheckpointError
-from tests.checkpointing.faulty_disk import FaultyDisk
-from tests.support.reference import regression_data, tiny_trainer
-
-folder = Path(sys.argv[1])
-
-def trained(name):
-    saver = SaveTrainingStateCallback(folder / name, save_every_n_steps=2, background=True)
-    trainer = tiny_trainer(saver, seed=3)
-    assert trainer._ranks.count == 2
-    trainer.train(regression_data(24), 2, per_device_batch_size=4)
-    return trainer
-
-trainer = trained("whole")
-trainer._ranks.wait()
-print(sorted(path.name for path, _ in list_states(folder / "whole")))
-with FaultyDisk(6).installed():
-    try:
-        trained("failed")
-    except CheckpointError as error:
-        print("No space left" in str(error))
-"""
-
-
-@pytest.mark.processes
-def test_all_ranks_learn_about_a_failed_save(tmp_path: Path):
-    lines = ["['final', 'step_2', 'step_4', 'step_6']", "True"]
-    for stdout in run_on_ranks(ON_RANKS, 2, tmp_path).stdout_of_ranks:
-        assert stdout.splitlines()[-2:] == lines
 
 
 class CountsStates(TrainerCallback):

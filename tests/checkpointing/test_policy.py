@@ -54,11 +54,6 @@ def test_the_last_and_the_best_stay_and_always_the_newest(retention, values, exp
 
 
 @given(retentions, histories)
-def test_the_newest_is_never_deleted(retention, states):
-    assert not set(list(states)[-1:]) & set(retention.states_to_delete(states))
-
-
-@given(retentions, histories)
 def test_rules_are_a_union(retention, states):
     alone = [
         Retention(last=retention.last),
@@ -78,16 +73,6 @@ def test_deleting_after_each_save_keeps_what_the_rules_hold_at_the_end(retention
         for deleted in retention.states_to_delete(folder):
             del folder[deleted]
     assert [int(state.name) for state in folder] == kept(retention, states)
-
-
-@given(st.integers(1, 5), histories, st.booleans())
-def test_no_deleted_state_is_better_than_a_kept_best(best, states, greater):
-    deleted = Retention(best=best, greater_is_better=greater).states_to_delete(states)
-    known = [value for state, value in list(states.items())[:-1] if state not in deleted]
-    sign = -1 if greater else 1
-    for value in map(states.get, deleted):
-        if value is not None and not math.isnan(value):
-            assert len([one for one in known if one is not None and sign * one <= sign * value]) >= best - 1
 
 
 def test_all_impossible_numbers_are_named():

@@ -150,11 +150,7 @@ WEIGHT, SECOND = "model/0.weight", "model/0.weight[3:5,0:3]"
 FILE = "shards_1.safetensors"
 CHANGES: dict[str, Callable[[Any, Pieces], Any]] = {
     "a piece is missing": lambda layout, pieces: pieces[FILE].pop(SECOND),
-    "a file is missing": lambda layout, pieces: pieces.pop(FILE),
-    "a huge tensor": lambda layout, pieces: layout[WEIGHT].update(shape=[2**40, 2**20]),
-    "no kind of number": lambda layout, pieces: layout[WEIGHT].update(dtype="pickle"),
     "a missing tensor": lambda layout, pieces: layout.pop(WEIGHT),
-    "a tensor more": lambda layout, pieces: layout.update({"model/new": {"dtype": "F64", "shape": [1]}}),
 }
 
 
@@ -207,9 +203,8 @@ def test_a_rank_that_dies_while_it_saves_its_part_leaves_the_state_before(tmp_pa
 
 
 @pytest.mark.processes
-def test_several_optimizers_and_activation_checkpointing_of_a_sharded_model(tmp_path: Path):
-    run_on_ranks(RANKS / "sharded_jobs.py", 2, tmp_path, cwd=REPOSITORY)
+def test_several_optimizers_of_a_sharded_model_do_what_they_do_with_the_whole_one(folder: Path):
     assert_close(
-        torch.load(tmp_path / "several.pt"),
+        torch.load(folder / "several.pt"),
         everything(train(make_trainer(shards=False, several_optimizers=True), ranks=1)),
     )

@@ -3,7 +3,6 @@
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from pytorch_accelerated.checkpointing import layout
 from pytorch_accelerated.checkpointing.publish import begin
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest, verify
+from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from tests.checkpointing.writing import write_state
 
@@ -89,23 +88,6 @@ def test_a_state_of_another_format_is_not_called_damaged(written, read, message,
     with pytest.raises(InvalidCheckpointError, match=message) as caught:
         read_manifest(folder)
     assert "damaged" not in str(caught.value)
-
-
-def test_a_save_reads_no_manifest_that_was_read_before(tmp_path, monkeypatch):
-    read = []
-
-    def parse(data: bytes, *, what: str) -> Any:
-        read.append(Path(what).parent.name)
-        return layout.parse_manifest(data, what=what)
-
-    monkeypatch.setattr("pytorch_accelerated.checkpointing.verify.parse_manifest", parse)
-    for number in range(5):
-        save(tmp_path / f"step_{number}", number)
-    assert read == ["step_0", "step_1", "step_2", "step_3"]
-    save(tmp_path / "step_1", 6)  # replaces another one
-    save(tmp_path / "step_5", 7)
-    assert read[4:] == ["step_4", "step_1"]
-    assert [folder.name for folder, _ in list_states(tmp_path)] == [f"step_{number}" for number in (0, 2, 3, 4, 1, 5)]
 
 
 def test_a_small_state_starts_no_threads_but_those_that_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

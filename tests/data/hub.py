@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import IterableDataset, interleave_datasets
+from datasets.distributed import split_dataset_by_node
 
 from tests.support.reference import regression_data
 
@@ -39,6 +40,7 @@ def with_noise_in_batches(rows: Row) -> Row:
 EXACT: dict[str, Callable[[], Any]] = {
     "rows": plain,
     "rows with noise": lambda: plain().map(with_noise),
+    "the share of a rank": lambda: split_dataset_by_node(plain(), 1, 2),
     "some rows, as tensors": lambda: (
         plain().filter(lambda row: row["targets"][0] > 0).map(with_noise).skip(1).take(4).with_format("torch")
     ),

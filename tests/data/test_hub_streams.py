@@ -11,11 +11,9 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.data.streams import is_exact_hub_stream
 from tests.data.hub import EXACT, HUB_STREAMS, as_pairs, plain
-from tests.support.processes import run_on_ranks
 from tests.support.resuming import SaveAndStop, assert_same
 from tests.support.streaming import OwnLoader, check_everywhere, outcome, run, stateful
 
-RANKS = Path(__file__).parents[1] / "ranks"
 # torchdata calls what torch 2.13 wants nobody to call.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -56,11 +54,6 @@ def test_a_run_with_workers_resumed_within_an_epoch_equals_the_uninterrupted_run
     run(LOADERS[kind](stream), SaveAndStop(tmp_path / "state", 8), num_epochs=2)  # of 6 in each epoch
     resumed = run(LOADERS[kind](stream), process_seed=99, num_epochs=2, resume_from=tmp_path / "state")
     assert_same(outcome(resumed), whole)
-
-
-@pytest.mark.processes
-def test_runs_on_two_ranks_resumed_anywhere_equal_the_uninterrupted_ones(tmp_path: Path) -> None:
-    run_on_ranks(RANKS / "hub_streams_resuming.py", 2, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["loader", "stateful loader"])

@@ -1,6 +1,5 @@
 """A prepared loader has the attributes that scripts expect, whatever it was made from."""
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,12 +73,3 @@ def test_ready_batches_have_the_attributes_of_a_torch_loader(batches: Any) -> No
     assert loader.total_batch_size is None
     assert loader.total_dataset_length == (SIZE if isinstance(batches, ReadyBatches) else None)
     assert getattr(loader, "tag", None) == getattr(batches, "tag", None)
-
-
-def test_a_position_that_is_not_the_runs_is_not_reported() -> None:
-    class WithState(DataLoader[Any]):
-        def state_dict(self) -> dict[str, Any]:
-            raise AssertionError("nobody knows here where the run is")
-
-    assert not hasattr(adapted(WithState(UP)), "state_dict")
-    assert copy.copy(adapted(DataLoader(UP, 2))).batch_size == 2

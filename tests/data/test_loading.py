@@ -2,7 +2,6 @@
 
 import itertools
 import warnings
-from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -81,22 +78,6 @@ def test_all_ranks_together_train_on_the_order_of_the_epoch(
         assert [micro.is_last for micro in micro_batches[0]] == [False] * (len(micro_batches[0]) - 1) + [True]
         assert {update.samples for update in updates} == {counted}
     assert used == epoch_order(size, seed=7, epoch=epoch).tolist()
-
-
-@given(size=st.integers(1, 40), batch_size=st.integers(1, 4), ranks=st.integers(1, 4))
-def test_all_ranks_together_evaluate_everything_in_order(size: int, batch_size: int, ranks: int) -> None:
-    loaders = [
-        adapted(DataLoader(TensorDataset(torch.arange(size)), batch_size), rank=rank, ranks=ranks)
-        for rank in range(ranks)
-    ]
-    shown: list[int] = []
-    for rounds in zip(*(loader.rounds() for loader in loaders), strict=True):
-        assert {round_.has_empty_rank for round_ in rounds} == {any(round_.batch is None for round_ in rounds)}
-        for round_ in rounds:
-            if round_.batch is not None:
-                assert round_.start == len(shown)
-                shown += round_.batch[0].tolist()
-    assert shown == list(range(size))
 
 
 @pytest.mark.parametrize("start", [0, 2, 4, 8, 10, 11])
@@ -189,22 +170,12 @@ class StreamOf(IterableDataset[Any]):
 LOADERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
     "sequential": (lambda: DataLoader(Numbers(SIZE), 2), PAIRS),
     "drop_last": (lambda: DataLoader(Numbers(SIZE), 2, drop_last=True), PAIRS[:-1]),
-    "list": (lambda: DataLoader(torch.arange(SIZE).tolist(), 2), PAIRS),  # type: ignore[arg-type]
     "subset": (lambda: DataLoader(Subset(Numbers(20), UP), 2), PAIRS),
     "tensor": (lambda: DataLoader(torch.arange(SIZE), 2), PAIRS),  # type: ignore[arg-type]
     "sampler": (lambda: DataLoader(torch.arange(SIZE), 4, sampler=Backwards()), [DOWN[:4], DOWN[4:8], DOWN[8:]]),  # type: ignore[arg-type]
     "list of indices": (lambda: DataLoader(Numbers(SIZE), 2, sampler=[4, 2, 4]), [[4, 2], [4]]),
-    "array of indices": (lambda: DataLoader(Numbers(SIZE), 2, sampler=np.array([4, 2, 4])), [[4, 2], [4]]),  # type: ignore[arg-type]
     "torch's indices": (lambda: DataLoader(torch.arange(SIZE), 2, sampler=torch.tensor([4, 2, 4])), [[4, 2], [4]]),  # type: ignore[arg-type]
     "batch sampler": (lambda: DataLoader(Numbers(SIZE), batch_sampler=OWN_BATCHES), OWN_BATCHES),
-    "batch sampler of arrays": (
-        lambda: DataLoader(torch.arange(SIZE), batch_sampler=[np.array(batch) for batch in OWN_BATCHES]),  # type: ignore[arg-type,misc]
-        OWN_BATCHES,
-    ),
-    "torch's batch sampler": (
-        lambda: DataLoader(Numbers(SIZE), batch_sampler=BatchSampler(SequentialSampler(Numbers(SIZE)), 2, False)),
-        PAIRS,
-    ),
     "torch's batch sampler, dropping": (
         lambda: DataLoader(torch.arange(SIZE), batch_sampler=BatchSampler(Backwards(), 4, True)),  # type: ignore[arg-type]
         [DOWN[:4], DOWN[4:8]],
@@ -213,22 +184,11 @@ LOADERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
         lambda: DataLoader(torch.arange(SIZE), batch_sampler=[[3], [], [1, 4]]),  # type: ignore[arg-type]
         [[3], [1, 4]],
     ),
-    "distributed sampler": (
-        lambda: DataLoader(Numbers(SIZE), 2, sampler=DistributedSampler(Numbers(SIZE), 1, 0, shuffle=False)),
-        PAIRS,
-    ),
-    "batches of a distributed sampler": (
-        lambda: DataLoader(
-            Numbers(SIZE), batch_sampler=BatchSampler(DistributedSampler(Numbers(SIZE), 1, 0, shuffle=False), 2, False)
-        ),
-        PAIRS,
-    ),
     "stream": (lambda: DataLoader(Stream(SIZE), 2), PAIRS),
     "stream, dropping": (lambda: DataLoader(Stream(SIZE), 2, drop_last=True), PAIRS[:-1]),
     "stream with a length": (lambda: DataLoader(SizedStream(SIZE), 2), PAIRS),
     "list of batches": (lambda: [torch.tensor(batch) for batch in PAIRS], PAIRS),
     "list with an empty batch": (lambda: [torch.tensor([3]), torch.empty(0), torch.tensor([4])], [[3], [4]]),
-    "sequence of batches": (lambda: UserList(map(torch.tensor, PAIRS)), PAIRS),
     "subclass of DataLoader": (lambda: RowsOf(Numbers(3), 2), [[0, 10], [20]]),
     "samples that are batches": (lambda: DataLoader(PAIRS, batch_size=None, collate_fn=torch.tensor), PAIRS),  # type: ignore[arg-type]
     "stream of arrays that are batches": (
@@ -311,20 +271,6 @@ def test_a_stream_gets_the_epoch_on_any_number_of_ranks_and_workers(ranks: int, 
     for epoch in (0, 1):
         loader.set_epoch(epoch)
         assert flat(numbers_in(loader))[0] == 100 * epoch
-
-
-@pytest.mark.parametrize("stream", [Stream, SizedStream])
-@pytest.mark.parametrize("size", [1, 3, 4, 9, 12])
-def test_ranks_take_their_shares_of_each_global_batch_of_a_stream(stream: type[Stream], size: int) -> None:
-    loaders = [adapted(DataLoader(stream(size), 2), rank=rank, ranks=2) for rank in range(2)]
-    shares = [numbers_in(loader) for loader in loaders]
-    expected = [list(range(size))[start : start + 2] for start in range(0, size, 2)]
-    assert shares == [expected[0::2], expected[1::2]]
-    if stream is SizedStream:
-        assert loaders[0].num_batches == len(shares[0])
-        assert loaders[0].num_updates == len(shares[0])
-    # A stream that shards itself is left alone.
-    assert numbers_in(adapted(DataLoader(stream(size), 2), rank=1, ranks=2, is_sharded=True)) == expected
 
 
 def test_workers_of_a_stream_may_share_it_among_themselves() -> None:

@@ -19,27 +19,6 @@ def make(base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
     return base(model := tiny_model(), nn.MSELoss(), sgd(model), seed=1, **kwargs)
 
 
-ITERATORS: dict[str, Callable[[], Any]] = {
-    "generator": lambda: (batch for batch in BATCHES),
-    "list_iterator": lambda: iter(BATCHES),
-    "map": lambda: map(tuple, BATCHES),
-}
-
-
-@pytest.mark.parametrize("name", ITERATORS)
-def test_an_iterator_yields_batches(name: str) -> None:
-    class OfBatches(Trainer):
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> Any:
-            return BATCHES
-
-    trainer, of_list = make(callbacks=()), make(OfBatches, callbacks=())
-    trainer.train(ITERATORS[name](), 1)
-    of_list.train(ROWS, 1)
-    assert_same_parameters(trainer.model, of_list.model)
-    loss = trainer.evaluate(batch for batch in BATCHES)["evaluation_loss"]
-    assert loss == pytest.approx(trainer.evaluate(ROWS)["evaluation_loss"], rel=1e-12)
-
-
 class OfBatches(IterableDataset[Any]):
     """A stream that makes batches itself."""
 

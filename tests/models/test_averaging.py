@@ -8,7 +8,6 @@ from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
-from tests.support.processes import run_on_ranks
 from tests.support.waiting import no_waiting
 
 
@@ -252,39 +251,6 @@ def test_compiled_models_and_layers_are_matched_by_their_own_names(wrap):
         assert torch.equal(entry, other), name
 
 
-TWO_RANKS = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from pytorch_accelerated.models.averaging import ModelEma
-from tests.models.test_averaging import NamedModule, average, make_model, train
-
-dist.init_process_group("gloo")
-assert dist.get_world_size() == 2
-for model_class in (make_model, NamedModule):
-    model = model_class()
-    wrapped = DistributedDataParallel(model)
-    made_of_model, made_of_wrapped = ModelEma(model, decay=0.5), ModelEma(wrapped, decay=0.5)
-    assert type(made_of_wrapped.module) is type(model)
-
-    def after_update():
-        made_of_model.update(wrapped)
-        made_of_wrapped.update(model)
-
-    train(wrapped, 3, after_update, first_row=8 * dist.get_rank())
-    assert list(made_of_model.module.state_dict()) == list(model.state_dict())
-    for name, entry in model.state_dict().items():
-        assert torch.equal(average(made_of_model, name), average(made_of_wrapped, name)), name
-        if name.endswith(("weight", "bias")):
-            assert not torch.equal(average(made_of_model, name), entry), name
-            everyones = [torch.empty_like(entry) for _ in range(2)]
-            dist.all_gather(everyones, average(made_of_model, name))
-            assert torch.equal(*everyones), name
-dist.destroy_process_group()
-"""
-
-
 class NamedModule(nn.Module):
     """The key that wrappers use may as well be an attribute of a user's model."""
 
@@ -294,11 +260,6 @@ class NamedModule(nn.Module):
 
     def forward(self, inputs):
         return self.module(inputs)
-
-
-@pytest.mark.processes
-def test_a_data_parallel_model_is_matched_by_its_own_names_and_averaged_alike_on_all_ranks():
-    run_on_ranks(TWO_RANKS, 2)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda ema: pickle.loads(pickle.dumps(ema))])

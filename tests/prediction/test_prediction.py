@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import (
-    ArgumentTypeError,
     ConfigurationError,
     DataError,
     HookOutputError,
@@ -171,28 +170,6 @@ def test_a_model_of_named_inputs_gets_all_but_the_labels() -> None:
     data = {"input_ids": torch.arange(SIZE), "labels": torch.arange(SIZE), "something_else": torch.zeros(SIZE)}
     found = trainer_of(LikeTransformers()).predict(data, 3)
     assert torch.equal(found["logits"], 2 * torch.arange(SIZE))
-
-
-@pytest.mark.parametrize(
-    ("outputs", "error", "message"),
-    [
-        (lambda batch: batch[:1], HookOutputError, "returned 1 rows for a batch of 4 samples"),
-        (lambda batch: {"x": batch, "y": batch[:2]}, DataError, "'y'.* has 2"),
-        (lambda batch: None, ArgumentTypeError, "values other than tensors"),
-    ],
-    ids=["too few rows", "uneven", "nothing"],
-)
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_outputs_that_are_not_rows_are_rejected_and_nothing_is_left(
-    outputs: Callable[[Any], Any], error: type[Exception], message: str, in_memory: bool, tmp_path: Path
-) -> None:
-    class Wrong(Trainer):
-        def calculate_predict_batch_outputs(self, batch: Any) -> Any:
-            return outputs(batch)
-
-    with pytest.raises(error, match=message):
-        trainer_of(base=Wrong).predict(INPUTS, 4, output_path=None if in_memory else tmp_path / "predictions")
-    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ one result for each sample

@@ -28,7 +28,7 @@ from pytorch_accelerated.prediction.stored import (
 from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
 from tests.checkpointing.writing import write_state
-from tests.support.processes import run_on_ranks, run_script
+from tests.support.processes import run_forked
 from tests.support.waiting import no_waiting
 
 ROW_BYTES = 4 * 3 + 8 + 2
@@ -316,7 +316,7 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
         os._exit(0)
     """
     path = tmp_path / "predictions"
-    assert run_script(dedent(script), path).stdout == "1\n"
+    assert run_forked(dedent(script), path).stdout == "1\n"
     assert visible_names(tmp_path) == []
     assert list(tmp_path.iterdir())
     assert_same(write_predictions(ranks, path).load(), predictions_of(0, 20))
@@ -364,118 +364,3 @@ def test_rows_from_the_device_arrive_without_waiting_for_it(tmp_path: Path) -> N
         rows, batches = loaded(collector.finish())
         assert_same(rows, torch.cat(expected))
         assert_same(batches, torch.arange(20).repeat_interleave(32))
-
-
-ON_RANKS = """
-import itertools, os, sys
-from collections import namedtuple
-from pathlib import Path
-
-import torch
-
-from pytorch_accelerated.data.sampling import evaluation_rounds
-from pytorch_accelerated.processes.accelerators import create_accelerator
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.prediction.collecting import InMemoryPredictions
-from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
-from tests.prediction.test_prediction_store import ROW_BYTES, assert_same, predictions_of
-
-WORLD = int(sys.argv[1])
-folder = Path(sys.argv[2])
-ranks = Ranks(create_accelerator())
-assert ranks.count == WORLD
-numbers = itertools.count()
-Local = namedtuple("Local", ["rows"])
-
-
-def collectors(block_bytes):
-    yield InMemoryPredictions(ranks, block_bytes=block_bytes)
-    yield StoredPredictionsWriter(ranks, folder / f"predictions {next(numbers)}", block_bytes=block_bytes)
-
-
-def collected(collector, cells, hook=predictions_of):
-    for start, stop in cells:
-        collector.add(start, hook(start, stop))
-    result = collector.finish()
-    return result.load() if isinstance(result, StoredPredictions) else result
-
-
-def raises(kind, words, function):
-    try:
-        function()
-    except kind as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
-
-
-# Every size, cut as the loader cuts it.
-for batch_size in (1, 2, 3):
-    for size in range(4 * WORLD + 4):
-        windows = evaluation_rounds(size, batch_size=batch_size, ranks=WORLD)
-        mine = (window.rounds[0][ranks.index] for window in windows)
-        cells = [(cell.start, cell.start + cell.size) for cell in mine if cell.size]
-        for collector in collectors(ROW_BYTES * 2 * WORLD):
-            assert_same(collected(collector, cells), predictions_of(0, size) if size else torch.empty(0))
-
-# Shares as uneven as can be: everything on one rank, or the last rank has the first rows.
-for owner in range(WORLD):
-    for collector in collectors(ROW_BYTES * WORLD):
-        assert_same(collected(collector, [(0, 4), (4, 11)] if ranks.index == owner else []), predictions_of(0, 11))
-backwards = [(10 * (WORLD - 1 - ranks.index) + first, 10 * (WORLD - 1 - ranks.index) + first + 5) for first in (0, 5)]
-for collector in collectors(2**20):
-    assert_same(collected(collector, backwards), predictions_of(0, 10 * WORLD))
-stored = StoredPredictions(folder / f"predictions {next(numbers) - 1}")
-assert [len(block["scores"]) for block in stored.blocks(block_bytes=7 * ROW_BYTES)] == [7] * 4 + [2]
-
-# Dtypes that the ranks' backend may not know, rows without elements, and a class that only ranks with rows know.
-for dtype in (torch.bool, torch.bfloat16, torch.uint16, torch.float8_e4m3fn):
-    for collector in collectors(7):
-        cells = [(3 * ranks.index, 3 * ranks.index + 3)]
-        found = collected(collector, cells, lambda *rows: torch.arange(*rows).to(dtype))
-        assert found.dtype == dtype
-        assert_same(found.view(torch.uint8), torch.arange(3 * WORLD).to(dtype).view(torch.uint8))
-for collector in collectors(7):
-    assert collected(collector, [(ranks.index, ranks.index + 1)], lambda *_: torch.empty(1, 0)).shape == (WORLD, 0)
-for collector in collectors(2**20):
-    found = collected(collector, [(0, 2)] if ranks.is_first else [], lambda *rows: Local(torch.arange(*rows)))
-    assert_same(found.rows, torch.arange(2))
-
-# Failures of one rank are errors of all.
-for collector in collectors(2**20):
-    words = "predictions of rank 1 cannot be joined with those of rank 0"
-    cells, width = [(ranks.index, ranks.index + 1)], min(3 + ranks.index, 4)
-    raises(DataError, words, lambda: collected(collector, cells, lambda *_: torch.zeros(1, width)))
-
-occupied = folder / "predictions 1"
-raises(ConfigurationError, "exists already", lambda: StoredPredictionsWriter(ranks, occupied))
-
-
-def fail(*_):
-    raise OSError(28, "No space left on device")
-
-
-write = disk.write
-for broken in range(WORLD):
-    path = folder / f"broken {broken}"
-    writer = StoredPredictionsWriter(ranks, path)
-    if ranks.index == broken:
-        disk.write = fail
-    raises(CheckpointError, "No space left on device", lambda: collected(writer, [(ranks.index, ranks.index + 1)]))
-    disk.write = write
-    assert not path.exists()
-
-ranks.wait()
-assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
-print(f"rank {ranks.index} is done", flush=True)
-os._exit(0)  # torch's gloo threads now and then abort a process that ends by itself
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("world_size", [3])
-def test_all_ranks_get_all_rows_in_order_or_the_same_error(tmp_path: Path, world_size: int) -> None:
-    output = run_on_ranks(ON_RANKS, world_size, world_size, tmp_path)
-    assert sorted(output.stdout.splitlines()) == [f"rank {rank} is done" for rank in range(world_size)]

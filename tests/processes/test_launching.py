@@ -284,12 +284,9 @@ print(trainer.run_config.num_processes)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("launcher", [None, slurm])
-def test_an_accelerator_that_a_function_makes_joins_the_others(
-    launcher: Callable[[int], dict[str, str]] | None,
-) -> None:
-    variables = None if launcher is None else [launcher(rank) for rank in range(2)]
-    assert run_on_ranks(GIVEN_BY_FUNCTION, 2, launcher=variables).stdout_of_ranks[0].endswith("2\n")
+def test_an_accelerator_that_a_function_makes_joins_the_others() -> None:
+    output = run_on_ranks(GIVEN_BY_FUNCTION, 2, launcher=[slurm(rank) for rank in range(2)])
+    assert output.stdout_of_ranks[0].endswith("2\n")
 
 
 GROUP_WITHOUT_VARIABLES = """

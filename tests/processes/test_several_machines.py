@@ -46,10 +46,6 @@ class Host:
         # Otherwise gloo uses the interface of the machine's name, which the namespaces lack.
         return start(command, env={"GLOO_SOCKET_IFNAME": self.interface, **env}, log=log)
 
-    def cut_cable(self) -> None:
-        """From now on, everything that is sent is lost."""
-        _ip("-n", self.name, "link", "set", self.interface, "down")
-
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
@@ -129,30 +125,26 @@ def test_a_lost_rank_is_an_error_that_names_update_and_newest_state(
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_hosts_train_together_until_their_cable_is_cut(tmp_path: Path) -> None:
+def test_two_hosts_train_together(tmp_path: Path) -> None:
     logs = [tmp_path / f"{rank}.log" for rank in range(2)]
     with two_hosts() as hosts:
         slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "MASTER_ADDR": hosts[0].address}
         slurm |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
         running = [
-            host.start(RANKS / "two_hosts.py", tmp_path, 12, env={**slurm, "SLURM_PROCID": str(rank)}, log=logs[rank])
+            host.start(RANKS / "two_hosts.py", env={**slurm, "SLURM_PROCID": str(rank)}, log=logs[rank])
             for rank, host in enumerate(hosts)
         ]
         try:
-            wait_for(lambda: len(list(tmp_path.glob("at work *"))) == 2, running)
-            hosts[1].cut_cable()
             codes = [process.wait(timeout=TIME_LIMIT_SECONDS) for process in running]
         finally:
             for process in running:
                 kill_with_children(process.pid)
                 process.wait()
-    first, second = told = [log.read_text() for log in logs]
+    told = [log.read_text() for log in logs]
     assert codes == [0, 0], told
     trained = [re.findall("^trained .*", text, re.MULTILINE) for text in told]
     assert trained[0] == trained[1] != []
     assert "trained 12 " in trained[0][0]
-    assert "Rank 0 of 2 lost another rank after update" in first
-    assert "Rank 1 of 2 lost another rank after update" in second
 
 
 @pytest.mark.processes

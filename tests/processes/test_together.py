@@ -11,8 +11,8 @@ RANKS = Path(__file__).parents[1] / "ranks"
 ON_ANY_NUMBER = ("accumulation", "streams", "determinism", "evaluation")
 CASES = {
     1: ("items",),
-    2: (*ON_ANY_NUMBER, "two_ranks"),
-    3: (*some((), ON_ANY_NUMBER), "items", "gather", "evaluation_together"),
+    2: (*ON_ANY_NUMBER, "resuming", "callbacks", "two_ranks"),
+    3: (*some((), ON_ANY_NUMBER), "items", "gather", "evaluation_together", "predictions"),
 }
 
 

@@ -102,27 +102,6 @@ for batch_size in some((1, 3), (1, 3, 4)):
         assert_same_numbers(torch.cat([expected[:0], *seen.predicted]), expected[:heard])
         assert sum(trainer._ranks.sum([sum(seen.sizes)])) == size, case
 
-# To a folder, with all kinds of outputs.
-
-
-class ManyOutputs(Trainer):
-    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
-        scores = self.model(batch[0])
-        return {"scores": scores, "both": (scores.argmax(1), scores > 0)}
-
-
-many = ManyOutputs(model, loss_func, None, callbacks=())  # type: ignore[arg-type]
-for size in {1, RANKS, 4 * RANKS + 1}:
-    data = regression_data(size)
-    with torch.no_grad():
-        scores = model(data[0])
-    for batch_size in (1, 3):
-        stored = many.predict(data, batch_size, output_path=folder / f"{size} {batch_size}")
-        for found in (stored.load(), many.predict(data, batch_size)):
-            assert_same_numbers(found["scores"], scores)
-            assert torch.equal(found["both"][0], scores.argmax(1))
-            assert torch.equal(found["both"][1], scores > 0)
-
 # Batches whose tensors do not have a row for each sample.
 for kind, shape in batch_shapes.SHAPES.items():
     shaped = batch_shapes.trainer_of(kind)
@@ -133,40 +112,6 @@ for kind, shape in batch_shapes.SHAPES.items():
         for prediction, expected in zip(predictions, batch_shapes.predictions(shaped, kind), strict=True):
             for found, value in zip(tree_leaves(prediction), tree_leaves(expected), strict=True):
                 assert_same_numbers(found, value)
-
-# A detector's boxes of all images below each other: an image has none, which is a row of padding, one or several.
-
-
-class GathersBoxes(Trainer):
-    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        images, boxes = batch
-        found = self.gather({"boxes": boxes}, padding_value=-1)["boxes"]
-        return {"loss": self.model(images).square().mean(), "model_outputs": found, "batch_size": len(images)}
-
-
-class Boxes(TrainerCallback):
-    def on_eval_step_end(self, trainer: Trainer, batch_output: Any, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("boxes", batch_output["model_outputs"])
-
-
-def image_with_boxes(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    boxes = [[number, box] for box in range(number % 4)]
-    return torch.full((3,), float(number)).double(), torch.tensor(boxes or [[-1, -1]])
-
-
-def below_each_other(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    images, boxes = zip(*samples, strict=True)
-    return torch.stack(images), torch.cat(boxes)
-
-
-detector = GathersBoxes(model, None, None, callbacks=[Boxes()])  # type: ignore[arg-type]
-for numbers in (range(11), (0, 4, 8)):
-    samples = [image_with_boxes(number) for number in numbers]
-    detector.evaluate(samples, 2, collate_fn=below_each_other)
-    boxes = torch.cat(list(detector.run_history.get_metric_values("boxes")))
-    assert boxes[boxes[:, 0].argsort(stable=True)].tolist() == [
-        box.tolist() for _, found in samples for box in found if box[0] >= 0
-    ]
 
 # Inputs without targets, and nothing at all.
 data = regression_data(2 * RANKS + 1)

@@ -111,6 +111,9 @@ assert found[0].tolist() == list(range(WORLD))
 assert found[1]["box"].tolist() == [[-7, rank] for rank in range(WORLD)]
 missing = trainer.gather(torch.full((1, RANK + 1), float("nan") if RANK == 1 else 1.0), padding_value=float("nan"))
 assert missing.shape == (WORLD - 1, WORLD)
+# A rank that has nothing adds nothing.
+of_others = trainer.gather(torch.full((1, 2), RANK) if RANK else torch.tensor([]), padding_value=-7)
+assert of_others.tolist() == [[rank, rank] for rank in range(1, WORLD)]
 # Where nothing needs it, it changes nothing.
 assert_equal(trainer.gather(rows_of(RANK, RANK, 2), padding_value=-1), expect(list(range(WORLD)), 2))
 

@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 
@@ -25,4 +23,3 @@ whole = everything(*run(folder, max_num_train_steps=5))
 run(folder, SaveTrainingStateCallback(folder / "cut"), max_num_train_steps=3)
 resumed = everything(*run(folder, process_seed=99, resume_from=folder / "cut", max_num_train_steps=5))
 assert_same(resumed, whole, "cut within the second epoch")
-torch.distributed.destroy_process_group()

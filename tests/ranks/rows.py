@@ -1,4 +1,4 @@
-"""Rows of updates, and leaving rows out, on two or three ranks; or a run on one that is killed."""
+"""Rows of updates, and leaving rows out, on several ranks; or a run on one that is killed."""
 
 import os
 import signal

@@ -150,8 +150,9 @@ class Cases:
 def main() -> None:
     cases = Cases(Path(sys.argv[1]))
     cases.run("undisturbed", train)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-        cases.run(name, disturbed("calculate_train_batch_loss", 3, name), train)
+    cases.run("SIGTERM", disturbed("calculate_train_batch_loss", 3), train)
+    for name in ("SIGINT", "SIGUSR1"):
+        cases.run(name, disturbed("calculate_train_batch_loss", 3, name))
     for name, (hook, number, _, _) in PLACES.items():
         cases.run(name, disturbed(hook, number), train)
     cases.run("in a user callback", in_a_callback)
@@ -170,8 +171,9 @@ def main() -> None:
     cases.run("a fork", fork_that_is_ended)
 
     cases.run("undisturbed with workers", functools.partial(train_with_workers, num_workers=0))
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-        cases.run(f"{name} to workers too", functools.partial(signal_to_workers_too, name), train_with_workers)
+    cases.run("SIGTERM to workers too", functools.partial(signal_to_workers_too, "SIGTERM"), train_with_workers)
+    for name in ("SIGINT", "SIGUSR1"):
+        cases.run(f"{name} to workers too", functools.partial(signal_to_workers_too, name))
 
     cases.run_on_ranks("undisturbed ranks", train_on_ranks)
     cases.run_on_ranks(

@@ -7,6 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
+import torch
+
 folder, *scripts = sys.argv[1:]
 for script in scripts:
     path = Path(__file__).with_name(f"{script}.py")
@@ -14,3 +16,5 @@ for script in scripts:
     sys.argv = [str(path), str(Path(folder) / script)]
     runpy.run_path(str(path), run_name="__main__")
     print(f"{script} is over")
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

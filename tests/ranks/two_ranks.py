@@ -224,4 +224,3 @@ assert recording.trained == recording.evaluated == [FIRST_TWO[RANK]] * 2
 check_each_set_is_measured_as_if_it_were_alone(folder)
 for intermediate in (False, True):
     check_a_resumed_run_has_no_gap_and_no_double("clean", folder / f"{intermediate}", intermediate=intermediate)
-torch.distributed.destroy_process_group()

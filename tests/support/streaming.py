@@ -159,7 +159,7 @@ def check_everywhere(make: Callable[[], Any], folder: Path, **arguments: Any) ->
     saver = SaveEverywhere(folder)
     whole = outcome(run(make(), saver, **arguments))
     assert len(saver.saved) == whole["run_state"]["updates"] + whole["run_state"]["epochs"]
-    for name in some(saver.saved[1::2], saver.saved):
+    for name in some(saver.saved[2::3], saver.saved):
         resumed = run(make(), process_seed=99, resume_from=folder / name, **arguments)
         try:
             assert_same(outcome(resumed), whole)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -161,24 +160,6 @@ def test_sets_can_be_of_any_kind_and_loader_arguments_apply_to_all():
     assert batches == [30, 3, 30, 3, 20, 13, 30, 3]
     losses = [values(trainer, f"eval_{name}_loss_epoch")[0] for name in kinds]
     assert losses == pytest.approx(losses[:1] * len(kinds), rel=1e-5)
-
-
-def test_a_dict_of_arrays_is_one_set():
-    class OfDicts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 10)
-
-        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            logits = self.layer(inputs)
-            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-    (inputs, targets), _ = digits()
-    model = OfDicts()
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), 0.1), callbacks=(), seed=1)
-    for data in ({"inputs": inputs, "labels": targets}, {"inputs": inputs.numpy(), "labels": np.asarray(targets)}):
-        trainer.train(data, 1, data)
-        assert set(trainer.run_history.get_metric_names()) == {"train_loss_epoch", "eval_loss_epoch"}
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,13 @@ ARGUMENTS: dict[str, Any] = {
 class OwnLoop(Trainer):
     """Calls the parts of a run itself, as subclasses of earlier versions do."""
 
-    counts_epochs = True
-
     def _run_training(self) -> None:
         self.training_run_start()
         self.callback_handler.call_event("on_training_run_start", self)
         for _ in range(self.run_config.num_epochs or 0):
             self._run_train_epoch(self._train_dataloader)
             self._run_eval_epoch(self._eval_dataloader)
-            if self.counts_epochs:
-                self.run_history._increment_epoch()
+            self.run_history._increment_epoch()
         self.callback_handler.call_event("on_training_run_end", self)
 
 
@@ -75,34 +72,6 @@ def test_an_own_loop_over_the_epochs_trains_as_the_usual_one(accumulation: int):
     assert positions.rows == expected.rows
     assert positions.epochs == expected.epochs == [(0, False), (1, False), (2, True)]
     assert own.run_history.current_epoch == usual.run_history.current_epoch == 4
-
-
-def test_an_own_loop_that_counts_no_epochs_has_another_order_of_samples_in_each_pass():
-    class CountsNothing(OwnLoop):
-        counts_epochs = False
-
-    _, expected = trained(Trainer)
-    own, positions = trained(CountsNothing)
-    assert positions.rows == expected.rows
-    assert own.run_history.current_epoch == 1
-
-
-class TwoPasses(Trainer):
-    """Trains twice in an epoch."""
-
-    def _run_train_epoch(self, train_dl: Any) -> None:
-        super()._run_train_epoch(train_dl)
-        super()._run_train_epoch(train_dl)
-
-
-def test_a_second_pass_within_an_epoch_trains_too():
-    trainer, positions = trained(TwoPasses, 2)
-    assert trainer.run_state.epochs == 2
-    assert trainer.run_state.updates == 4 * 6
-    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 4
-    assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 2
-    assert len({tuple(rows) for rows in positions.rows}) == 4
-    assert {tuple(sorted(rows)) for rows in positions.rows} == {tuple(sorted(DATA[0][:, 0].tolist()))}
 
 
 def test_an_own_loop_saves_between_updates_and_continues_with_what_is_left(tmp_path: Path):

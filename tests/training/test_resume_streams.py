@@ -179,9 +179,7 @@ def test_a_state_from_before_streams_had_one_can_be_loaded(state: Path) -> None:
 
 MISFITS: dict[str, Callable[[Any], Any]] = {
     "the state of another": lambda own: own["stream"].update(state={"os.system": "id"}),
-    "a state that is none": lambda own: own["stream"]["state"].update(Walk="id"),
     "samples that are no number": lambda own: own["stream"]["state"]["Walk"].update(samples=[1]),
-    "a position within a sample": lambda own: own["stream"]["state"]["Walk"].update(batches=1.5),
     "a dataset that lacks something": lambda own: own["stream"]["state"]["Walk"]["dataset"].pop("order"),
 }
 

@@ -31,23 +31,6 @@ def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Train
 # How long a run is
 
 
-def test_a_second_run_that_keeps_the_history_continues_the_order_of_the_data():
-    class Batches(TrainerCallback):
-        def __init__(self) -> None:
-            self.seen: list[torch.Tensor] = []
-
-        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
-            self.seen.append(batch[0])
-
-    parts, whole = Batches(), Batches()
-    trainer = make(parts)
-    trainer.train(DATA, 1, per_device_batch_size=11)
-    trainer.train(DATA, 2, per_device_batch_size=11, reset_run_history=False)
-    make(whole).train(DATA, 3, per_device_batch_size=11)
-    assert len({batch[0, 0].item() for batch in whole.seen}) > 1
-    assert all(torch.equal(part, batch) for part, batch in zip(parts.seen, whole.seen, strict=True))
-
-
 def test_worker_init_fn_makes_numpy_and_random_follow_torchs_seed_of_the_worker():
     class Draws(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
