@@ -301,6 +301,6 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", some((3,), (2, 3)))
+@pytest.mark.parametrize("ranks", some((2,), (2, 3)))
 def test_metrics_and_functions_on_several_ranks(ranks, tmp_path):
     run_on_ranks(ON_RANKS, ranks, tmp_path, ranks)

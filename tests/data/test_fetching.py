@@ -1,6 +1,7 @@
 """Batches are fetched with the same randomness wherever it happens, and workers do what their user expects of them."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -89,6 +90,18 @@ def test_batches_fetched_from_the_middle_are_those_that_would_have_come(workers:
     whole = [micro.batch.tolist() for update in loader.updates() for micro in update.micro_batches]
     rest = [micro.batch.tolist() for update in loader.updates(start=6) for micro in update.micro_batches]
     assert rest == whole[3:]
+
+
+@pytest.mark.parametrize("dataset", [Noise(), NoiseStream()], ids=type)
+def test_numbers_drawn_between_batches_do_not_depend_on_workers(dataset: Any) -> None:
+    def drawn(workers: int) -> list[float]:
+        set_seed(1)
+        loader = adapted(build_loader(dataset, {"batch_size": 4, "num_workers": workers}, None, None))
+        return [
+            number for _ in range(2) for _ in itertools.islice(loader, 3) for number in (*draws(), np.random.randn())
+        ]
+
+    assert drawn(0) == drawn(2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

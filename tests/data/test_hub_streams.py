@@ -44,8 +44,15 @@ def test_a_run_resumed_anywhere_equals_the_uninterrupted_run(kind: str, name: st
     check_everywhere(lambda: LOADERS[kind](stream), tmp_path, num_epochs=2)
 
 
-@pytest.mark.parametrize("name", ["rows with noise", "a shuffle buffer with noise", "noise in batches"])
-@pytest.mark.parametrize("kind", ["two workers", "stateful loader with two workers", "workers that stay"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("two workers", "rows with noise"),
+        ("two workers", "noise in batches"),
+        ("stateful loader with two workers", "a shuffle buffer with noise"),
+        ("workers that stay", "rows with noise"),
+    ],
+)
 def test_a_run_with_workers_resumed_within_an_epoch_equals_the_uninterrupted_run(
     kind: str, name: str, tmp_path: Path
 ) -> None:

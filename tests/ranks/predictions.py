@@ -16,6 +16,7 @@ from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
 from pytorch_accelerated.processes.accelerators import create_accelerator
 from pytorch_accelerated.processes.ranks import Ranks
+from tests.chaos.size import some
 from tests.prediction.test_prediction_store import ROW_BYTES, assert_same, predictions_of
 
 folder = Path(sys.argv[1])
@@ -40,7 +41,7 @@ def collected(collector, cells, hook=predictions_of):
 
 # Every size, cut as the loader cuts it.
 for batch_size in (1, 2, 3):
-    for size in range(4 * WORLD + 4):
+    for size in some((0, 1, WORLD, 2 * WORLD + 1, 4 * WORLD + 3), range(4 * WORLD + 4)):
         windows = evaluation_rounds(size, batch_size=batch_size, ranks=WORLD)
         mine = (window.rounds[0][ranks.index] for window in windows)
         cells = [(cell.start, cell.start + cell.size) for cell in mine if cell.size]

@@ -37,15 +37,15 @@ HOOKS_OF_PASSES = {"evaluate": "calculate_eval_batch_loss", "predict": "calculat
 _PLACES = {
     "in the set-up": ("create_scheduler", 1, 0, "after update 0"),
     "in the first batch": ("calculate_train_batch_loss", 1, 1, "after update 1, with 6 samples of this epoch used"),
-    "in an evaluation inside an epoch": (
-        *("calculate_eval_batch_loss", 1, 3),
-        "after update 3, with 18 samples of this epoch used",
-    ),
     "in the evaluation of the averaged model": ("calculate_eval_batch_loss", 5, 4, "after update 4"),
     "at the end of an epoch": ("training_run_epoch_end", 2, 8, "after update 8"),
 }
 _MORE_PLACES = {
     "at the start of the run": ("training_run_start", 1, 0, "after update 0"),
+    "in an evaluation inside an epoch": (
+        *("calculate_eval_batch_loss", 1, 3),
+        "after update 3, with 18 samples of this epoch used",
+    ),
     "in the last batch of an evaluation inside an epoch": (
         *("calculate_eval_batch_loss", 2, 3),
         "after update 3, with 18 samples of this epoch used",
