@@ -21,7 +21,7 @@ from pytorch_accelerated.errors import (
 )
 from pytorch_accelerated.trainer import Trainer
 from tests.chaos.size import some
-from tests.support.processes import run_forked
+from tests.support.processes import run_script
 
 
 def wine() -> tuple[torch.Tensor, torch.Tensor]:
@@ -290,6 +290,6 @@ else:
 
 
 def test_functions_need_no_torchmetrics_and_hold_their_rows_about_once():
-    *_, missing, held = run_forked(WITHOUT_TORCHMETRICS).stdout.splitlines()
+    *_, missing, held = run_script(WITHOUT_TORCHMETRICS).stdout.splitlines()
     assert "pip install torchmetrics" in missing
     assert float(held) < 2.2
