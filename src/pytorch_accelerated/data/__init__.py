@@ -4,4 +4,10 @@
 for map-style data, a `stream_loader` for the rest; it refuses unusable ones, and copies batches to the device.
 `updates` defines `RunLoader` and what the loop gets from it. Below them, `ordering` and `sampling` decide the order of
 samples, and `fetching`, `rows` and `streams` fetch batches. `resuming` saves and restores the position in a stream.
+`mixture` and `token_batches` are for users, who import their names from here.
 """
+
+from pytorch_accelerated.data.mixture import Mixture
+from pytorch_accelerated.data.token_batches import TokenBatches
+
+__all__ = ["Mixture", "TokenBatches"]

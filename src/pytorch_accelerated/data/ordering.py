@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from pytorch_accelerated.data.mixture import Mixture
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.processes.ranks import Ranks
@@ -116,6 +117,7 @@ class EpochOrders:
         self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
         self.is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
         self._is_ours = self.is_sequential or self.is_shuffled
+        self._mixture = self._dataset if self.is_shuffled and isinstance(self._dataset, Mixture) else None
         self._left_out: tuple[LeftOut, ...] = ()
         self._latest: tuple[int, EpochOrder] | None = None  # an epoch and its order, which it takes time to find out
         self._is_ahead = False  # whether the pass of that order has not begun
@@ -138,7 +140,7 @@ class EpochOrders:
             is_exact: whether to read a sampler for that epoch; otherwise the last one that was read will do.
         """
         if self._is_ours and not self._left_out:
-            return EpochOrder(range(len(self._dataset)))
+            return EpochOrder(range(len(self._dataset) if self._mixture is None else self._mixture.rows))
         if self._latest is None or ((self._is_ours or is_exact) and self._latest[0] != epoch):
             self._latest = epoch, self._whole(epoch).without(self._left_out, epoch)
             self._is_ahead = True
@@ -178,6 +180,8 @@ class EpochOrders:
         """The order of an epoch with everything."""
         if self.is_sequential:
             return EpochOrder(range(len(self._dataset)))
+        if self._mixture is not None:
+            return EpochOrder(self._mixture.order(seed=self._seed, epoch=epoch))
         if self.is_shuffled:
             return EpochOrder(epoch_order(len(self._dataset), seed=self._seed, epoch=epoch))
         return self._read_sampler(epoch)
