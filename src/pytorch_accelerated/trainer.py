@@ -119,6 +119,8 @@ class Trainer(TrainerHooks):
         record_every_n_steps: int | None = None,
         detect_anomaly: bool = False,
         leave_out: Mapping[str, Sequence[int]] | None = None,
+        max_samples: int | None = None,
+        max_tokens: int | None = None,
     ) -> RunHistory:
         """Train, and evaluate after each epoch if there is an evaluation set. Must be called by all ranks.
 
@@ -127,13 +129,14 @@ class Trainer(TrainerHooks):
 
         Args:
             train_dataset: the training data.
-            num_epochs: passes over it; None if `max_num_train_steps` is given.
+            num_epochs: passes over it; None if `max_num_train_steps`, `max_samples` or `max_tokens` is given, which
+                override it. Of these three, one may be given.
             eval_dataset: the evaluation data; or several sets in a dict by name, which are evaluated one after the
                 other. Their metrics have the name in theirs: ``eval_<name>_loss_epoch``. The loss of the first set is
                 also recorded as ``eval_loss_epoch``, on which callbacks and schedules go by default. A dict with
                 tensors, arrays or dicts as values is one set in columns.
             per_device_batch_size: samples of a batch on one rank.
-            max_num_train_steps: optimizer updates after which the run ends; overrides `num_epochs`.
+            max_num_train_steps: optimizer updates after which the run ends.
             gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
             gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
             create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
@@ -174,6 +177,11 @@ class Trainer(TrainerHooks):
             leave_out: training data to pass over: ``{"rows": [...]}``, indices in the dataset that no update uses any
                 more, ``{"updates": [...]}``, updates whose samples are passed over, or both. With `resume_from` from
                 that state on. The run equals one whose order never had them. Later states keep it.
+            max_samples: samples over all ranks, after which the run ends: with the update that reaches the number.
+                Schedules know how many updates that takes, unless the data is a stream. Batches of a stream whose size
+                is unknown count as one.
+            max_tokens: the same for what `count_batch_items` counts, which must be overridden. How many updates that
+                takes is not known beforehand, so a schedule needs numbers instead of placeholders for the length.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.
@@ -202,6 +210,8 @@ class Trainer(TrainerHooks):
             record_every_n_steps=record_every_n_steps,
             detect_anomaly=detect_anomaly,
             leave_out=leave_out,
+            max_samples=max_samples,
+            max_tokens=max_tokens,
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset

@@ -348,6 +348,8 @@ def _length_of(config: TrainerRunConfig) -> str:
     if config.num_update_steps_per_epoch is None:  # a stream
         return updates or epochs
     each = format_count(config.num_update_steps_per_epoch, "update")
+    if not updates:  # the end is unknown
+        return f"epochs of {each}"
     is_whole = config.max_num_train_steps == (config.num_epochs or 0) * config.num_update_steps_per_epoch
     return f"{epochs} of {each}" if is_whole else f"{updates} ({epochs} of {each})"
 

@@ -181,7 +181,7 @@ def load_run(
     parts, by_rank, optimizer_state, held = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))
     if hasattr(run.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
         parts["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would begin anew
-    run_state = RunState.from_state_dict(parts["run"]["run_state"])
+    run_state = RunState.from_state_dict(parts["run"]["run_state"], parts["run"].get("totals"))
     if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
         restore_stream(run.loaders.train, streams, ranks, run_state=run_state, source=folder)
@@ -231,7 +231,7 @@ def _read_run(
     if TRAINING_WEIGHTS in parts:
         parts["model"] = parts.pop(TRAINING_WEIGHTS)
     with explained_loading("The run", folder):  # something else, or another version, may have written the folder
-        RunState.from_state_dict(parts["run"]["run_state"])
+        RunState.from_state_dict(parts["run"]["run_state"], parts["run"].get("totals"))
         by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
         for own in by_rank:
             check_generator_states(own["generators"])
@@ -301,6 +301,7 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
         "scaler": None if scaler is None else scaler.state_dict(),
         "run": {
             "run_state": run.state.state_dict(),
+            "totals": run.state.totals,
             "history": _history_state(run),
             "epochs_before_run": run.epochs_before,
             "config": None if run.config is None else run.config.to_dict(),

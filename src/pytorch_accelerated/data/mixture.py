@@ -47,16 +47,17 @@ class Mixture(Dataset[Any]):
         weights: their shares, which add up to 1.
 
     Raises:
-        ArgumentTypeError: for something that is no map-style dataset, no number, or no whole number of rows.
-        ConfigurationError: for an empty dataset, a weight that is not above 0, or too few or many weights.
+        ArgumentTypeError: for something that is no map-style dataset, or no whole number of rows.
+        ConfigurationError: for an empty dataset, a weight that is no number above 0, or too few or many weights.
     """
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], *, rows: int | None = None) -> None:
         arrays = [as_array_dataset(each) for each in datasets]
         self.datasets = [each if found is None else found for each, found in zip(datasets, arrays, strict=True)]
-        self._counts = _whole_weights(self._checked_lengths(), weights)
-        self._total = sum(self._counts)
-        self.weights = [count / self._total for count in self._counts]
+        # The index of the first row of each dataset, and that after the last row.
+        self._starts = np.cumsum([0, *map(_checked_length, self.datasets)], dtype=np.int64)
+        self._counts = _whole_weights(len(self.datasets), weights)
+        self.weights = [count / sum(self._counts) for count in self._counts]
         if rows is not None:
             check_positive_count("rows", rows)
         self._rows = rows
@@ -104,11 +105,6 @@ class Mixture(Dataset[Any]):
         return torch.from_numpy(order)
 
     @functools.cached_property
-    def _starts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The index of the first row of each dataset, and that after the last row."""
-        return np.cumsum([0, *map(len, self.datasets)], dtype=np.int64)
-
-    @functools.cached_property
     def _pattern(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The number of the dataset of each row, up to where the pattern repeats, or as far as it is needed.
 
@@ -117,7 +113,7 @@ class Mixture(Dataset[Any]):
         keeps all windows, unlike the turn of the one that lags behind most. Source: Tijdeman, The chairman assignment
         problem, Discrete Mathematics 32, 1980.
         """
-        counts, total = self._counts, self._total
+        counts, total = self._counts, sum(self._counts)
         needed = int(self._starts[-1]) + 1 if self._rows is None else self._rows
         given, pattern = [0] * len(counts), []
         waiting, begun = [(1, number) for number in range(len(counts))], list[tuple[int, int]]()
@@ -131,31 +127,26 @@ class Mixture(Dataset[Any]):
             pattern.append(number)
         return np.array(pattern, dtype=np.int32)
 
-    def _checked_lengths(self) -> list[int]:
-        for dataset in self.datasets:
-            if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, str):
-                raise ArgumentTypeError(
-                    f"A {type(dataset).__name__} cannot be mixed: its rows are not known by number. Pass datasets with "
-                    "`__getitem__` and `__len__`, and mix streams with their own library."
-                )
-            if len(dataset) == 0:
-                raise ConfigurationError(
-                    f"A {type(dataset).__name__} of the mixture is empty, so it cannot have a share. Leave it out."
-                )
-        return list(map(len, self.datasets))
 
-
-def _whole_weights(lengths: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Weights as whole numbers without a common divisor, whose sum is at most `_LONGEST_PATTERN`."""
-    if not lengths or len(lengths) != len(weights):
-        raise ConfigurationError(
-            f"There are {len(lengths)} datasets to mix, but {len(weights)} weights: give one number for each."
+def _checked_length(dataset: Any) -> int:
+    """The number of rows of a dataset that can be mixed."""
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ArgumentTypeError(
+            f"A {type(dataset).__name__} cannot be mixed: its rows are not known by number. Pass datasets with "
+            "`__getitem__` and `__len__`, and mix streams with their own library."
         )
+    if len(dataset) == 0:
+        raise ConfigurationError(f"A {type(dataset).__name__} of the mixture is empty, without a share: leave it out.")
+    return len(dataset)
+
+
+def _whole_weights(datasets: int, weights: Sequence[float]) -> list[int]:
+    """Weights as whole numbers, whose sum is about `_LONGEST_PATTERN` or less."""
+    if not datasets or datasets != len(weights):
+        raise ConfigurationError(f"There are {datasets} datasets to mix, and {len(weights)} weights: give each one.")
     for weight in weights:
-        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-            raise ArgumentTypeError(f"The weight {weight!r} of a dataset is not a number: give one above 0.")
-        if not 0 < float(weight) < math.inf:
-            raise ConfigurationError(f"The weight {weight} of a dataset is not above 0 and finite: leave the set out.")
+        if not isinstance(weight, numbers.Real) or not 0 < float(weight) < math.inf:
+            raise ConfigurationError(f"The weight {weight!r} is not a number above 0: give one, or leave the set out.")
     total = sum(Fraction(float(weight)) for weight in weights)
     shares = [(Fraction(float(weight)) / total).limit_denominator(_LONGEST_PATTERN) for weight in weights]
     common = math.lcm(*(share.denominator for share in shares))

@@ -83,9 +83,11 @@ class PlannedLoader(RunLoader):
         detached._ranks = ranks or self._ranks
         return detached
 
-    def windows(self, start: int = 0, batches_done: int = 0) -> tuple[EpochOrder, Iterator[Window]]:
-        """The order of the epoch, and its updates; see `updates`. Must be called by all ranks."""
-        order = self._orders.of(self._epoch)
+    def windows(
+        self, start: int = 0, batches_done: int = 0, *, needs_rows: bool = True
+    ) -> tuple[EpochOrder, Iterator[Window]]:
+        """The order of the epoch, or one of its size, and its updates; see `updates`. Must be called by all ranks."""
+        order = self._orders.of(self._epoch) if needs_rows else self._orders.sizes(self._epoch, is_exact=True)
         return order, self._plan(order).windows(start, self._batches_left(batches_done))
 
     def __len__(self) -> int:

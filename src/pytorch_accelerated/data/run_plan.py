@@ -70,8 +70,23 @@ class RunPlan:
         """The indices in the dataset of the rows of an update over all ranks, in the order of the epoch."""
         return self.update_of(number).rows
 
+    def update_of_sample(self, samples: int) -> int:
+        """The number of the update with which the run has used so many samples, over all ranks."""
+        used, number = self.start.samples, self.start.updates
+        for update in self._updates(self.start, needs_rows=False) if used < samples else ():
+            used, number = used + update.window.size, update.number
+            if used >= samples:
+                break
+        return number
+
     def updates_of(self, row: int) -> list[int]:
-        """The numbers of the updates that use a row, up to the planned end of the run."""
+        """The numbers of the updates that use a row, up to the planned end of the run.
+
+        Raises:
+            ConfigurationError: if the end is unknown.
+        """
+        if self.num_epochs is None and self.num_updates is None:
+            raise ConfigurationError("The end of the run is unknown, and so are the updates of a row. Use `rows_of`.")
         self._check_rows([row])
         earlier = self._updates(self._beginning()) if self.start.updates else iter(())
         before = itertools.takewhile(lambda update: update.number <= self.start.updates, earlier)
@@ -105,8 +120,11 @@ class RunPlan:
             left_out.append(LeftOut(done + 1, epoch, start, None, list(rows), planned_for))
         return tuple(left_out)
 
-    def _updates(self, begin: RunState, first: int = 1) -> Iterator[PlannedUpdate]:
-        """The updates from `begin` to the end of the run; epochs that end before update `first` may be missing."""
+    def _updates(self, begin: RunState, first: int = 1, *, needs_rows: bool = True) -> Iterator[PlannedUpdate]:
+        """The updates from `begin` to the end of the run.
+
+        Epochs that end before update `first` may be missing. If no rows are needed, there may be others, found quickly.
+        """
         loader, done, (first_epoch, start, batches) = self.loader.detached(), begin.updates, self._place(begin)
         for epoch in itertools.count(first_epoch):
             if self.num_epochs is not None and epoch >= self.first_epoch + self.num_epochs:
@@ -118,7 +136,7 @@ class RunPlan:
             if not start and done + in_epoch < first:
                 done += in_epoch
                 continue
-            order, windows = loader.windows(start, batches)
+            order, windows = loader.windows(start, batches, needs_rows=needs_rows)
             for window in windows:
                 done += 1
                 if self.num_updates is not None and done > self.num_updates:
@@ -141,7 +159,8 @@ class RunPlan:
         """
         state, beginning = self.start, RunState()
         epoch = self.first_epoch + state.epochs - (state.phase is RunPhase.EPOCH_CLOSED)
-        ends = ((each.number, each.epoch, each.window.start + each.window.size) for each in self._updates(beginning))
+        before = itertools.takewhile(lambda update: update.number <= state.updates, self._updates(beginning))
+        ends = ((each.number, each.epoch, each.window.start + each.window.size) for each in before)
         if state.updates and (state.updates, epoch, state.samples_in_epoch) not in ends:
             raise ConfigurationError(
                 f"The run was resumed after update {state.updates}, before which its batches were others, so the rows "

@@ -63,7 +63,8 @@ class TokenBatches(Sampler[list[int]]):
         shuffled = torch.randperm(len(self.lengths))
         longest_first = shuffled[torch.argsort(self.lengths[shuffled], descending=True, stable=True)]
         groups = torch.split(longest_first, [rows for rows, _ in self._sizes])
-        mixed = (group[torch.randperm(len(group))].split(size) for group, (_, size) in zip(groups, self._sizes))
+        pairs = zip(groups, self._sizes, strict=True)
+        mixed = (group[torch.randperm(len(group))].split(size) for group, (_, size) in pairs)
         batches = list(itertools.chain.from_iterable(mixed))
         return (batches[index].tolist() for index in torch.randperm(len(batches)).tolist())
 

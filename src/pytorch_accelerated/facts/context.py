@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.facts.names import GivenArguments
 from pytorch_accelerated.facts.run_state import RunState
-from pytorch_accelerated.facts.settings import TrainSettings
+from pytorch_accelerated.facts.settings import LIMITS, TrainSettings
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.handler import CallbackHandler
@@ -164,10 +164,16 @@ class Context:
         return None if limit is None else min(max(0, limit - self.state.updates), sys.maxsize)
 
     @property
+    def is_at_limit(self) -> bool:
+        """Whether the run has reached its limit of updates, samples or tokens, if it has one."""
+        limit = self.settings.limit
+        return limit is not None and getattr(self.state, LIMITS[limit]) >= getattr(self.settings, limit)  # type: ignore[no-any-return]
+
+    @property
     def is_last_epoch(self) -> bool:
         """Whether the run ends, as far as is known, when the current epoch is over."""
-        if self.settings.max_num_train_steps is not None:
-            return self.updates_left == 0
+        if self.settings.limit is not None:
+            return self.is_at_limit
         return self.state.epochs + 1 >= (self.settings.num_epochs or 1)
 
     def release_model(self) -> None:

@@ -230,7 +230,7 @@ def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig)
         number = whole_run.get(placeholder, num_updates)
     if number is None:
         raise ConfigurationError(
-            f"TrainerPlaceholderValues.{placeholder.name} has no value in this run, whose data has no length. Pass "
-            "max_num_train_steps to Trainer.train, or data with a length, or use a number instead of the placeholder."
+            f"TrainerPlaceholderValues.{placeholder.name} has no value in this run, whose length is unknown. Pass "
+            "max_num_train_steps to Trainer.train, not max_tokens, or data with a length, or use a number instead."
         )
     return number

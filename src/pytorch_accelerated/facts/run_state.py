@@ -34,6 +34,8 @@ class RunState:
         is_cut: in a saved state, whether a stop or a limit has ended the epoch before its data. The events of its end
             were emitted, but a resumed run goes on within it.
         rows_that_fit: the most samples that `split_on_oom` computes at once; 0 as long as whole batches fit.
+        samples: samples used by finished updates of the run, over all ranks.
+        items: what `count_batch_items` has counted in them, such as tokens; 0 without it.
     """
 
     epochs: int = 0
@@ -47,6 +49,8 @@ class RunState:
     evaluated_sets: int = 0
     is_cut: bool = False
     rows_that_fit: int = 0
+    samples: int = 0
+    items: int = 0
 
     @property
     def applied_updates(self) -> int:
@@ -75,14 +79,19 @@ class RunState:
         self.phase = RunPhase.EPOCH_CLOSED
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Plain values, ready for JSON. `totals` has the others."""
         state = {**dataclasses.asdict(self), "phase": self.phase.value}
         for name in ("evaluated_sets", "is_cut", "rows_that_fit"):
             if not state[name]:
                 del state[name]  # older versions do not know it
-        return state
+        return {name: value for name, value in state.items() if name not in self.totals}
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The counts over the whole run that older versions do not know."""
+        return {"samples": self.samples, "items": self.items}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> RunState:
-        """The inverse of `state_dict`."""
-        return cls(**{**state, "phase": RunPhase(state["phase"])})
+    def from_state_dict(cls, state: dict[str, Any], totals: dict[str, int] | None = None) -> RunState:
+        """The inverse of `state_dict` and `totals`, which older states lack."""
+        return cls(**{**state, **(totals or {}), "phase": RunPhase(state["phase"])})

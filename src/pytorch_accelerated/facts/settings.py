@@ -15,6 +15,8 @@ import torch
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 
 _SMALLEST = {"rows": 0, "updates": 1}  # numbers that `leave_out` may name
+# What a run can end after, instead of epochs: by the argument, the count of `RunState`.
+LIMITS = {"max_num_train_steps": "updates", "max_samples": "samples", "max_tokens": "items"}
 _CHOICES = {"step_scheduler": ("update", "epoch"), "nonfinite_policy": (None, "skip", "rollback")}
 
 
@@ -46,6 +48,8 @@ class TrainSettings:
     record_every_n_steps: int | None = None
     detect_anomaly: bool = False
     leave_out: Mapping[str, Sequence[int]] | None = None
+    max_samples: int | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         # Numpy's numbers are accepted, but converted to Python's before they are saved and shown.
@@ -64,8 +68,10 @@ class TrainSettings:
         elif limits is not None:
             _check_limit(name, limits)
             object.__setattr__(self, name, float(limits))
-        if self.num_epochs is None and self.max_num_train_steps is None:
-            raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one of them.")
+        if self.num_epochs is None and self.limit is None:
+            raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one or `max_samples`.")
+        if sum(getattr(self, name) is not None for name in LIMITS) > 1:
+            raise ConfigurationError(f"A run can end after only one of {', '.join(LIMITS)}: set one of them.")
         if self.gradient_clip_value is not None and self.gradient_clip_norm is not None:
             raise ConfigurationError(
                 "`gradient_clip_value` and `gradient_clip_norm` would undo each other: set only one of them."
@@ -78,15 +84,21 @@ class TrainSettings:
         if self.leave_out is not None:
             object.__setattr__(self, "leave_out", _checked_numbers(self.leave_out))
 
-    def passes_over(self, updates_per_epoch: int | None) -> int:
+    @functools.cached_property
+    def limit(self) -> str | None:
+        """The argument, one of `LIMITS`, that ends the run instead of `num_epochs`; None if these do."""
+        return next((name for name in LIMITS if getattr(self, name) is not None), None)
+
+    def passes_over(self, updates_per_epoch: int | None, updates: int | None) -> int:
         """How often the training data will be read, as far as that is known.
 
         Args:
             updates_per_epoch: None if the data has no length.
+            updates: of the run, if a limit ends it; None if that is unknown.
         """
-        if self.max_num_train_steps is None or updates_per_epoch is None:
+        if updates is None or updates_per_epoch is None:
             return self.num_epochs or 1
-        return -(-self.max_num_train_steps // max(updates_per_epoch, 1))
+        return -(-updates // max(updates_per_epoch, 1))
 
     @functools.cached_property
     def clips_gradients(self) -> bool:

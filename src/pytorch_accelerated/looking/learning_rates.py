@@ -17,6 +17,7 @@ import torch
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError, StopTrainingError
+from pytorch_accelerated.facts.settings import LIMITS
 from pytorch_accelerated.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.tracking.plotting import decorate, new_figure
 
@@ -30,7 +31,7 @@ _SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a
 _LEAST_FALL = 0.05  # of the loss, as a share of where it began, below which there is no suggestion
 # What the test determines itself.
 _NONE = ("num_epochs", "eval_dataset", "create_scheduler_fn", "resume_from")
-_NOT_TAKEN = (*_NONE, "max_num_train_steps", "max_duration", "overfit_batches")
+_NOT_TAKEN = (*_NONE, *LIMITS, "max_duration", "overfit_batches")
 _FORCED = {**dict.fromkeys((*_NONE, "nonfinite_policy")), "reset_run_history": True}
 
 

@@ -203,7 +203,7 @@ class _OneUpdate(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.run_context
-        run.settings = dataclasses.replace(run.settings, max_num_train_steps=1)
+        run.settings = dataclasses.replace(run.settings, max_num_train_steps=1, max_samples=None, max_tokens=None)
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
         if not self.batch.entries:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 _NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers beside them, a table of 80 columns
-_NOT_TAKEN = ("num_epochs", "max_num_train_steps", "eval_dataset", "overfit_batches", "resume_from")
+_LIMITS = ("num_epochs", "max_num_train_steps", "max_samples", "max_tokens")
+_NOT_TAKEN = (*_LIMITS, "eval_dataset", "overfit_batches", "resume_from")
 
 
 class ModuleFacts(NamedTuple):

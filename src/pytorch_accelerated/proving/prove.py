@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.settings import check_positive_count
+from pytorch_accelerated.facts.settings import LIMITS, check_positive_count
 from pytorch_accelerated.looking.rehearsal import refuse
 from pytorch_accelerated.models.kept import kept
 from pytorch_accelerated.progress.text import aligned
@@ -99,7 +99,7 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
             'one, below `if __name__ == "__main__":`.'
         )
     arguments = {"num_epochs": None, **given, "train_dataset": train_dataset}
-    if arguments["num_epochs"] is None:
+    if arguments["num_epochs"] is None and not LIMITS.keys() & arguments:
         arguments.setdefault("max_num_train_steps", updates)
     with tempfile.TemporaryDirectory(prefix="prove-") as folder:
         proving = _Proving(trainer, arguments, updates, Path(folder))

@@ -186,6 +186,8 @@ class Step:
         state.updates += 1
         state.updates_in_epoch += 1
         state.samples_in_epoch += self.current.samples
+        state.samples += self.current.samples
+        state.items += 0 if self.current.items is None else self.current.items[1]
         state.skipped_updates += is_skipped
         context.history.updates_done += 1
         if context.callbacks.acts_at["on_optimizer_step_end"]:

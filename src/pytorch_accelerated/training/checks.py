@@ -105,7 +105,7 @@ def check_training(
     if isinstance(settings.gradient_clip_norm, Mapping):
         values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
     _refuse_what_cannot_be_undone(context, settings, has_own_passes=has_own_passes)
-    num_passes = settings.num_epochs if settings.max_num_train_steps is None else None
+    num_passes = settings.num_epochs if settings.limit is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
     if eval_dataset is not None and not overrides(trainer, "create_eval_dataloader"):

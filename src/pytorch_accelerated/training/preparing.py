@@ -24,12 +24,14 @@ from pytorch_accelerated.data.building import (
     default_loader_kwargs,
     named_sets,
 )
+from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.resuming import data_facts, role_of_set
 from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunState
-from pytorch_accelerated.facts.settings import check_scheduler
+from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
 from pytorch_accelerated.models.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.models.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.models.sharding import has_shards
@@ -83,11 +85,12 @@ def prepare_training(
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=loaders.train, eval=loaders.eval)
         data_facts(**loaders.eval_by_name)
+    is_known = settings.limit in (None, "max_num_train_steps") or context.plan is None
     context.config = trainer._create_run_config(
         settings.per_device_batch_size,
-        settings.num_epochs,
+        settings.num_epochs if is_known else None,
         settings.gradient_accumulation_steps,
-        settings.max_num_train_steps,
+        settings.max_num_train_steps if is_known else context.plan.num_updates,
         settings.gradient_clip_value,
     )
     training.make_step(steps_scheduler=_make_scheduler(context))
@@ -141,9 +144,9 @@ def prepare_loaders(context: Context) -> None:
     loaders = context.loaders
     if loaders.train is not None:
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs, role="train")
-        _make_plan(context)
+        plan = _make_plan(context)
         refuse_empty(loaders.train, "train on")
-        num_passes = context.settings.passes_over(loaders.train.num_updates)
+        num_passes = context.settings.passes_over(loaders.train.num_updates, plan.num_updates)
         loaders.train.expect_passes(num_passes, context.print)
     for name in context.evaluation_sets.names if loaders.eval is not None else ():
         with context.evaluation_sets.current(name):
@@ -200,10 +203,10 @@ def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] |
         close_loader(adapted)
 
 
-def _make_plan(context: Context) -> None:
-    """Note what determines the rows of each update, and leave out what the run is planned without."""
+def _make_plan(context: Context) -> RunPlan:
+    """Note what determines the rows of each update, and leave out what the run is planned without. Returns the plan."""
     settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
-    loader, epochs = train, settings.num_epochs if updates is None else None
+    loader, epochs = train, settings.num_epochs if settings.limit is None else None
     for callback in context.callbacks:
         if isinstance(callback, LimitBatchesCallback):  # it will limit the loader when the run starts
             loader = loader.limited(callback.num_batches)
@@ -214,6 +217,16 @@ def _make_plan(context: Context) -> None:
     if planned:
         train.leave_out(planned)
         train.set_epoch(planned[0].planned_for)
+    context.plan = plan = _with_end(context.plan, settings.max_samples)
+    return plan
+
+
+def _with_end(plan: RunPlan, max_samples: int | None) -> RunPlan:
+    """A plan with the number of updates after which `max_samples` ends the run; for a stream, it is unknown."""
+    if max_samples is None or not isinstance(plan.loader, PlannedLoader):
+        return plan
+    updates = dataclasses.replace(plan, num_updates=None).update_of_sample(max_samples)
+    return dataclasses.replace(plan, num_updates=updates)
 
 
 def _continue_plan(context: Context) -> None:
@@ -233,6 +246,13 @@ def _continue_plan(context: Context) -> None:
         updates = [update for update in leave_out["updates"] if update not in known_updates]
         context.left_out += context.plan.leaving_out(rows, updates, is_planned=False)
         train.leave_out(context.left_out)
+    limit = context.settings.limit
+    if limit is not None and start.updates and not getattr(start, LIMITS[limit]):
+        raise ConfigurationError(
+            f"`{limit}` counts from the beginning of the run, but {context.resumed_from} does not say how many there "
+            "were: it is of an earlier version, or they were not counted. Give `max_num_train_steps`."
+        )
+    context.plan = _with_end(context.plan, context.settings.max_samples)
 
 
 def _make_eval_loaders(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,8 +94,8 @@ class Training:
     def is_complete(self) -> bool:
         """Whether there is nothing left to train."""
         state, settings = self.context.state, self.context.settings
-        if settings.max_num_train_steps is not None:
-            return state.phase is RunPhase.EPOCH_CLOSED and self.context.updates_left == 0
+        if settings.limit is not None:
+            return state.phase is RunPhase.EPOCH_CLOSED and self.context.is_at_limit
         assert settings.num_epochs is not None
         return state.epochs >= settings.num_epochs
 
@@ -168,7 +167,7 @@ class Training:
         state = self.context.state
         if state.phase is RunPhase.TRAINING:
             return
-        if self.context.updates_left == 0:
+        if self.context.is_at_limit:
             raise StopTrainingError(f"The {state.updates} updates of the run are done.")
         if state.phase is not RunPhase.EPOCH_CLOSED:
             if self.context.history.current_epoch > self.context.epoch_clock.epoch:
@@ -213,8 +212,18 @@ class Training:
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=context.count_items
         )
-        updates = itertools.islice(updates, context.updates_left)
+        updates = updates if context.settings.limit is None else self._up_to_limit(updates)
         return updates if self.safe_point is None else self._noted(updates, self.safe_point)
+
+    def _up_to_limit(self, updates: Iterator[Update]) -> Iterator[Update]:
+        """The updates until the run is at its limit."""
+        while not self.context.is_at_limit and (update := next(updates, None)) is not None:
+            if update.items is None and self.context.settings.max_tokens is not None:
+                raise ConfigurationError(
+                    "`max_tokens` was given, but nothing counts the tokens of a batch. Override `count_batch_items` in "
+                    "a subclass, which returns those that count in its loss, or give `max_samples`."
+                )
+            yield update
 
     def _noted(self, updates: Iterator[Update], safe_point: SafePoint) -> Iterator[Update]:
         """The updates; the moment before each is fetched is a safe point."""
@@ -286,7 +295,7 @@ class Training:
     def ends_before_data(self) -> bool:
         """Whether a limit ends the epoch before its data does; of a stream, whose end is unknown, whenever one does."""
         if self._updates_of_epoch is None:
-            return self.context.updates_left == 0
+            return self.context.is_at_limit
         return self.context.state.updates_in_epoch < self._updates_of_epoch
 
     def refuse_empty_epoch(self, loader: Any) -> None:
@@ -334,7 +343,7 @@ class Training:
         """Where the run goes on; that nothing is left to train, if it was resumed from its end."""
         context = self.context
         position = context.state.position
-        if not (self.is_complete or context.updates_left == 0):
+        if not (self.is_complete or context.is_at_limit):
             return f"Resuming from {context.resumed_from}: epoch {context.history.current_epoch}, {position}"
-        limit = "num_epochs" if context.settings.max_num_train_steps is None else "max_num_train_steps"
+        limit = context.settings.limit or "num_epochs"
         return f"Nothing is left to train: {context.resumed_from} is the end of the run, {position}. Raise `{limit}`"
