@@ -123,14 +123,14 @@ def loaders() -> dict[str, dict[str, Any]]:
     }
 
 
-def check_rows_equal_the_log(name: str, **further: Any) -> int:
+def check_rows_equal_the_log(name: str, data: Any = None, **further: Any) -> int:
     """Train for three epochs, and compare what `rows_of` and `updates_of` say with what was fetched.
 
     Returns:
         The number of updates.
     """
     arguments: dict[str, Any] = {"num_epochs": 3, "per_device_batch_size": 4, **loaders()[name], **further}
-    trainer, data = trainer_of(log := LogOfUpdates()), LoggingData()
+    trainer, data = trainer_of(log := LogOfUpdates()), LoggingData() if data is None else data
     in_advance = [trainer.rows_of(update, data, **arguments) for update in (1, 2, 3)]
     assert trainer.train_dataset is None
     trainer.train(data, **arguments)
