@@ -13,7 +13,6 @@ from tests.support.rows import (
     ROWS,
     SEED,
     LoggingData,
-    LogOfUpdates,
     check_rows_equal_the_log,
     train,
     trainer_of,
@@ -84,16 +83,14 @@ def check_on_ranks() -> None:
 
 
 def check_batches_by_tokens() -> None:
-    """Ranks have the batches of the sampler in turn, each within the tokens, and as many updates."""
-    trainer = by_tokens(log := LogOfUpdates())
-    ranks, updates = trainer._ranks.count, trainer.run_state.updates
-    expected = [token_batches(epoch) for epoch in range(2)]
-    assert updates == 2 * -(-len(expected[0]) // ranks)
-    rows = [trainer.rows_of(update) for update in range(1, updates + 1)]
-    assert list(itertools.chain(*rows)) == list(itertools.chain(*expected[0], *expected[1]))
-    batches = [batch for update in log.updates for batch in update]
-    assert trainer.run_state.batches_in_epoch == len(expected[1][trainer._ranks.index :: ranks])
-    assert all(len(batch) * max(LENGTHS[row] for row in batch) <= MAX_TOKENS for batch in batches)
+    """The ranks have the batches of the sampler in turn."""
+    trainer = by_tokens()
+    index, ranks = trainer._ranks.index, trainer._ranks.count
+    epochs = [token_batches(epoch) for epoch in range(2)]
+    rounds = [batches[start : start + ranks] for batches in epochs for start in range(0, len(batches), ranks)]
+    assert trainer.run_state.updates == len(rounds)
+    assert [trainer.rows_of(update) for update in range(1, len(rounds) + 1)] == [sum(each, []) for each in rounds]
+    assert trainer.run_state.batches_in_epoch == len(epochs[1][index::ranks])
 
 
 def check_limit_of_samples() -> None:
@@ -106,9 +103,13 @@ def check_limit_of_samples() -> None:
 
 
 def check_every_resume(run: Any, folder: Path, whole: Trainer, between: int = 1) -> None:
-    """A run that was stopped after any update, or some of them, ends like one that was not."""
+    """A run that was stopped after any update, or some of them, ends like one that was not.
+
+    gloo adds the gradients of three ranks in an order that is not always the same.
+    """
+    tolerance = 1e-12 if whole._ranks.count > 2 else 0.0
     for stop in range(1, whole.run_state.updates, between):
         run(SaveAndStop(folder / str(stop), stop))
         resumed = run(resume_from=folder / str(stop))
         assert resumed.run_state == whole.run_state
-        assert_same(resumed.model.state_dict(), whole.model.state_dict())
+        assert_same(resumed.model.state_dict(), whole.model.state_dict(), tolerance=tolerance)
