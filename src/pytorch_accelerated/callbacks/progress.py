@@ -343,14 +343,13 @@ def _where(trainer: Trainer) -> str:
 
 def _length_of(config: TrainerRunConfig) -> str:
     """Text such as "10 epochs of 45 updates"."""
-    epochs = "" if config.num_epochs is None else format_count(config.num_epochs, "epoch")
+    epochs = "epochs" if config.num_epochs is None else format_count(config.num_epochs, "epoch")
     updates = "" if config.max_num_train_steps is None else format_count(config.max_num_train_steps, "update")
     if config.num_update_steps_per_epoch is None:  # a stream
         return updates or epochs
     each = format_count(config.num_update_steps_per_epoch, "update")
-    if not updates:  # the end is unknown
-        return f"epochs of {each}"
-    is_whole = config.max_num_train_steps == (config.num_epochs or 0) * config.num_update_steps_per_epoch
+    whole = (config.num_epochs or 0) * config.num_update_steps_per_epoch
+    is_whole = config.max_num_train_steps in (None, whole)  # None: it is unknown when the run ends
     return f"{epochs} of {each}" if is_whole else f"{updates} ({epochs} of {each})"
 
 
