@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.data.sampling import epoch_order
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.seeding import mixed_seed
 
@@ -47,8 +47,9 @@ class Mixture(Dataset[Any]):
         weights: their shares, which add up to 1.
 
     Raises:
-        ArgumentTypeError: for something that is no map-style dataset, or no whole number of rows.
-        ConfigurationError: for an empty dataset, a weight that is no number above 0, or too few or many weights.
+        ArgumentTypeError: if `rows` is not a whole number.
+        ConfigurationError: for an empty dataset, or one that is not map-style; a weight that is no number above 0; too
+            few or too many weights; no rows.
     """
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], *, rows: int | None = None) -> None:
@@ -130,13 +131,11 @@ class Mixture(Dataset[Any]):
 
 def _checked_length(dataset: Any) -> int:
     """The number of rows of a dataset that can be mixed."""
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise ArgumentTypeError(
-            f"A {type(dataset).__name__} cannot be mixed: its rows are not known by number. Pass datasets with "
-            "`__getitem__` and `__len__`, and mix streams with their own library."
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
+        raise ConfigurationError(
+            f"A {type(dataset).__name__} cannot be mixed: it has no rows that are known by number. Pass datasets with "
+            "`__getitem__` and `__len__`, none of them empty, and mix streams with their own library."
         )
-    if len(dataset) == 0:
-        raise ConfigurationError(f"A {type(dataset).__name__} of the mixture is empty, without a share: leave it out.")
     return len(dataset)
 
 
@@ -149,7 +148,5 @@ def _whole_weights(datasets: int, weights: Sequence[float]) -> list[int]:
             raise ConfigurationError(f"The weight {weight!r} is not a number above 0: give one, or leave the set out.")
     total = sum(Fraction(float(weight)) for weight in weights)
     shares = [(Fraction(float(weight)) / total).limit_denominator(_LONGEST_PATTERN) for weight in weights]
-    common = math.lcm(*(share.denominator for share in shares))
-    if common > _LONGEST_PATTERN or not all(shares):
-        return [max(1, round(share * _LONGEST_PATTERN)) for share in shares]
-    return [int(share * common) for share in shares]
+    common = math.lcm(*(share.denominator for share in shares)) if all(shares) else _LONGEST_PATTERN
+    return [max(1, round(share * min(common, _LONGEST_PATTERN))) for share in shares]

@@ -30,7 +30,7 @@ from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.context import Context
-from pytorch_accelerated.facts.run_state import RunState
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
 from pytorch_accelerated.models.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.models.preparation import OptimizerMode, PreparedModel
@@ -235,7 +235,12 @@ def _continue_plan(context: Context) -> None:
     What the state leaves out already is left out once: a script that is killed is started again as it stands.
     """
     assert context.plan is not None
-    start, train, leave_out = dataclasses.replace(context.state), context.loaders.train, context.settings.leave_out
+    state = context.state
+    if state.updates and not state.samples and isinstance(context.plan.loader, PlannedLoader):  # an older state
+        _, windows = context.plan.loader.detached().windows(needs_rows=False)
+        state.samples = 0 if state.phase is RunPhase.EPOCH_CLOSED else state.samples_in_epoch
+        state.samples += state.epochs * sum(window.size for window in windows)
+    start, train, leave_out = dataclasses.replace(state), context.loaders.train, context.settings.leave_out
     context.plan = dataclasses.replace(context.plan, start=start, first_epoch=context.epochs_before)
     if context.left_out:
         train.leave_out(context.left_out)
@@ -250,7 +255,7 @@ def _continue_plan(context: Context) -> None:
     if limit is not None and start.updates and not getattr(start, LIMITS[limit]):
         raise ConfigurationError(
             f"`{limit}` counts from the beginning of the run, but {context.resumed_from} does not say how many there "
-            "were: it is of an earlier version, or they were not counted. Give `max_num_train_steps`."
+            "were: they were not counted, or it is of an older version. Give `max_num_train_steps`."
         )
     context.plan = _with_end(context.plan, context.settings.max_samples)
 
