@@ -38,6 +38,7 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.ray_train import RayTrainCallback, ray_checkpoint
     from pytorch_accelerated.callbacks.search import OptunaCallback
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
     from pytorch_accelerated.report.callback import ReportCallback
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> Any:
         return require("pytorch_accelerated.callbacks.spikes", needed_by=name).LossSpikeCallback
     if name == "OptunaCallback":
         return require("pytorch_accelerated.callbacks.search", needed_by=name).OptunaCallback
+    if name in ("RayTrainCallback", "ray_checkpoint"):
+        return getattr(require("pytorch_accelerated.callbacks.ray_train", needed_by=name), name)
     if name == "ReportCallback":
         return require("pytorch_accelerated.report.callback", needed_by=name).ReportCallback
     if name == "ResultCallback":
@@ -83,6 +86,7 @@ __all__ = [
     "PrintProgressCallback",
     "ProfilerCallback",
     "ProgressBarCallback",
+    "RayTrainCallback",
     "RecordMeansCallback",
     "ReportCallback",
     "ResultCallback",
@@ -99,5 +103,6 @@ __all__ = [
     "WSDCheckpointCallback",
     "get_default_callbacks",
     "never_ends_a_run",
+    "ray_checkpoint",
     "watched_metrics",
 ]

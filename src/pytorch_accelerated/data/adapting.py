@@ -61,8 +61,8 @@ def adapt_loader(
 ) -> RunLoader:
     """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
 
-    `is_sharded` says that the data already gives each rank different samples, which is known of litdata and MosaicML's
-    streaming. For the other arguments see `RunLoader`.
+    `is_sharded` says that the data already gives each rank different samples, which is known of litdata, Ray Data and
+    MosaicML's streaming. For the other arguments see `RunLoader`.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.

@@ -35,7 +35,7 @@ _EXACT_PARTS = frozenset(
 
 
 _STATE = ("state_dict", "load_state_dict")
-_DIVIDED_BY_RANK = ("litdata", "streaming")  # the second is MosaicML's
+_DIVIDED_BY_RANK = ("litdata", "ray", "streaming")  # the last is MosaicML's; of Ray, shards of a dataset
 
 
 def has_state(source: Any) -> bool:
