@@ -1,7 +1,7 @@
 """Train on scikit-learn's handwritten digits with Ray Train: two workers, started again if one is lost.
 
-    pip install "ray[train]"
-    python examples/ray_train.py
+pip install "ray[train]"
+python examples/ray_train.py
 """
 
 import argparse

@@ -242,6 +242,15 @@ def test_digits_to_drive_stops_in_time_and_says_so(tmp_path):
     assert result["best"] is None  # it had no time for an evaluation
 
 
+@pytest.mark.processes
+def test_ray_train_learns_and_its_checkpoint_is_a_training_state(tmp_path):
+    pytest.importorskip("ray")
+    output = run_script(EXAMPLES / "ray_train.py", "--num-epochs", 3, cwd=tmp_path, env={"RAY_worker_niceness": "0"})
+    accuracy = _number(r"^Epoch 3: accuracy ([\d.]+)%", output.stdout)
+    assert accuracy > 80
+    assert _number(r"^Loaded from Ray's checkpoint: (\d+) of 297", output.stdout) == round(2.97 * accuracy)
+
+
 @pytest.fixture
 def train_digits(monkeypatch) -> ModuleType:
     return _import_example("train_digits", monkeypatch)

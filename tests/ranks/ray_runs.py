@@ -13,8 +13,9 @@ import ray
 import ray.data
 import ray.train
 import torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
-from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import RayTrainCallback, TrainerCallback, ray_checkpoint
@@ -28,8 +29,7 @@ class DieOnce(TrainerCallback):
     """Kills the last rank after an update, unless the run was resumed."""
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        is_due = trainer.run_state.updates == 23 and ray.train.get_checkpoint() is None
-        if is_due and not trainer.run_context.ranks.is_first:
+        if trainer.run_state.updates == 36 and ray.train.get_checkpoint() is None and not trainer._ranks.is_first:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -45,16 +45,18 @@ class SeeSignals(TrainerCallback):
 
 
 class TakeAway(TrainerCallback):
-    """Tells Ray after an update, as a cloud does, that the machine will be taken away; then each takes longer."""
+    """Tells Ray after an update, as a cloud does, that the machine will be taken away, and waits until it knows."""
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == 7 and trainer.run_context.ranks.is_first:
-            context = ray.get_runtime_context()
-            where = ["--address", context.gcs_address, "--node-id", context.get_node_id()]
-            why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-            command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *where, *why]
-            subprocess.run([*command, "--deadline-remaining-seconds", "600"], check=True)
-        time.sleep(0.1 * (trainer.run_state.updates > 7))
+        if trainer.run_state.updates == 7:
+            if trainer._ranks.is_first:
+                context = ray.get_runtime_context()
+                where = ["--address", context.gcs_address, "--node-id", context.get_node_id()]
+                why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+                command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *where, *why]
+                subprocess.run([*command, "--deadline-remaining-seconds", "600"], check=True)
+            while ray.train.get_preemption_info() is None:
+                time.sleep(0.1)
 
 
 class SeenRows(TrainerCallback):
@@ -68,51 +70,42 @@ class SeenRows(TrainerCallback):
 
 
 def train_on_worker(config: dict[str, Any]) -> None:
-    saving = RayTrainCallback(save_every_n_steps=config["save_every_n_steps"])
+    saving = RayTrainCallback(save_every_n_steps=16)
     trainer = digits_trainer(*config["callbacks"], SeeSignals(), saving)
     with ray_checkpoint() as state:
         trainer.train(digits(), 3, digits(), per_device_batch_size=16, resume_from=state)
-    entries: dict[str, Any] = {"model": trainer.model.state_dict(), "losses": losses(trainer, "eval_loss_epoch")}
-    assert not (trainer.run_context.ranks.is_first and Path(saving.save_dir).exists())
-    if config["has_shards"]:
-        seen = SeenRows()
+    result: dict[str, Any] = {"model": trainer.model.state_dict(), "is_resumed": state is not None}
+    assert not (trainer._ranks.is_first and Path(saving.save_dir).exists())
+    if config["name"] == "whole":
         trainer = digits_trainer(
-            seen, loss_func=lambda outputs, batch: nn.functional.cross_entropy(outputs, batch["label"])
+            seen := SeenRows(), loss_func=lambda outputs, batch: cross_entropy(outputs, batch["label"])
         )
-        trainer.train(ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=16), 2)
-        entries |= {
-            "rows": trainer.run_context.ranks.exchange(seen.rows),
-            "losses_of_shards": losses(trainer, "train_loss_epoch"),
-        }
-    if trainer.run_context.ranks.is_first:
-        torch.save(entries, FOLDER / f"{config['name']}.pt")
+        shard = ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=16)
+        result["losses"] = trainer.train(shard, 2).get_metric_values("train_loss_epoch")
+        result["rows"] = trainer._ranks.exchange(seen.rows)
+    if trainer._ranks.is_first:
+        torch.save(result, FOLDER / f"{config['name']}.pt")
 
 
-def losses(trainer: Trainer, name: str) -> list[float]:
-    return trainer.run_history.get_metric_values(name)
-
-
-def fit(
-    name: str, *callbacks: TrainerCallback, failures: int = 0, save_every_n_steps: int | None = None, **data: Any
-) -> None:
-    """Train on two workers; their results, and those that Ray knows, are written to files by this name."""
-    config = {"name": name, "callbacks": callbacks, "save_every_n_steps": save_every_n_steps, "has_shards": bool(data)}
-    may_fail = ray.train.FailureConfig(max_failures=failures)
+def fit(name: str, *callbacks: TrainerCallback, failures: int = 0) -> None:
+    """Train on two workers, and write their results, and what Ray was told, to files by this name."""
+    rows = [
+        {"row": row, "input": pixels.numpy(), "label": int(label)} for row, (pixels, label) in enumerate(zip(*digits()))
+    ]
     result = TorchTrainer(
         train_on_worker,
-        train_loop_config=config,
+        train_loop_config={"name": name, "callbacks": callbacks},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ray.train.ScalingConfig(num_workers=2),
-        run_config=ray.train.RunConfig(name=name, storage_path=str(FOLDER), failure_config=may_fail),
-        datasets=data,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name=name, storage_path=str(FOLDER), failure_config=FailureConfig(failures)),
+        datasets={"train": ray.data.from_items(rows)},
     ).fit()
     result.metrics_dataframe.to_json(FOLDER / f"{name}.json", orient="records")
 
 
-os.environ["RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"] = "0.2"
+os.environ |= {"RAY_worker_niceness": "0", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.2"}
+os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "300"  # on a busy machine
 ray.init(num_cpus=6, include_dashboard=False, object_store_memory=100 * 2**20)
-pixels, labels = digits()
-rows = [{"row": row, "input": pixels[row].numpy(), "label": int(labels[row])} for row in range(len(labels))]
-fit("whole", train=ray.data.from_items(rows))
-fit("killed", DieOnce(), failures=1, save_every_n_steps=5)
+fit("whole")
+fit("killed", DieOnce(), failures=1)
 fit("taken", TakeAway())

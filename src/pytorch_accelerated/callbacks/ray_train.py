@@ -30,11 +30,8 @@ def ray_checkpoint() -> Iterator[Path | None]:
         MissingDependencyError: if Ray is not installed.
     """
     checkpoint = require("ray.train", needed_by="ray_checkpoint").get_checkpoint()
-    if checkpoint is None:
-        yield None
-        return
-    with checkpoint.as_directory() as folder:
-        yield Path(folder)
+    with contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder:
+        yield None if folder is None else Path(folder)
 
 
 class RayTrainCallback(SaveTrainingStateCallback):
@@ -89,7 +86,6 @@ class RayTrainCallback(SaveTrainingStateCallback):
         self._due: dict[str, Any] | None = None  # the metrics of the next report
         self._state: Path | None = None  # requested, and not yet reported
         self._preemption: Any = None  # the last one that a state has answered
-        self._questions = Pace(_SECONDS_BETWEEN_QUESTIONS)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Make the temporary folder; see also `SaveTrainingStateCallback`.
@@ -104,14 +100,6 @@ class RayTrainCallback(SaveTrainingStateCallback):
         self._questions = Pace(_SECONDS_BETWEEN_QUESTIONS, updates=trainer.run_state.updates)
         super().on_training_run_start(trainer, **kwargs)
 
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Report the epoch before."""
-        self._report(trainer)
-
-    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Report the state after the update before."""
-        self._report(trainer)
-
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so, or if Ray announces that a machine will be taken away."""
         super().on_optimizer_step_end(trainer, **kwargs)
@@ -122,10 +110,6 @@ class RayTrainCallback(SaveTrainingStateCallback):
             if preemption not in (None, self._preemption) and self._state is None:
                 self._request(trainer, f"step_{updates}")
             self._preemption = preemption
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Report the state after the last update."""
-        self._report(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Collect the metrics of the epoch, and save if it is time."""
@@ -152,7 +136,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
     def _place(self, trainer: Trainer) -> dict[str, Any]:
         return {"epoch": trainer.run_history.current_epoch, "update": trainer.run_history.updates_done}
 
-    def _report(self, trainer: Trainer) -> None:
+    def _report(self, trainer: Trainer, **kwargs: Any) -> None:
         """Report what is due, if anything is. All ranks must, and the first one has the checkpoint."""
         metrics, state = self._due, self._state
         self._due = self._state = None
@@ -163,3 +147,6 @@ class RayTrainCallback(SaveTrainingStateCallback):
         if trainer.run_context.ranks.is_first and state in [each.path for each in trainer.run_context.saves.all]:
             checkpoint = self._ray_train.Checkpoint.from_directory(state)
         self._ray_train.report(metrics, checkpoint=checkpoint)
+
+    # The first events after a state was written; `on_training_run_end` is another.
+    on_train_epoch_start = on_optimizer_step_start = on_train_epoch_end = _report
