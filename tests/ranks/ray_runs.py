@@ -15,14 +15,15 @@ import ray.train
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import RayTrainCallback, TrainerCallback, ray_checkpoint
-from tests.support.digits import digits, digits_trainer
+from tests.support.reference import regression_data, sgd, tiny_model, tiny_trainer
 
 FOLDER = Path(sys.argv[1])
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ROWS = regression_data(640)
 
 
 class DieOnce(TrainerCallback):
@@ -31,17 +32,6 @@ class DieOnce(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.run_state.updates == 36 and ray.train.get_checkpoint() is None and not trainer._ranks.is_first:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-class SeeSignals(TrainerCallback):
-    """Checks that signals are left to Ray, which calls the train function in a thread."""
-
-    def __init__(self) -> None:
-        self.before = [signal.getsignal(each) for each in SIGNALS]
-
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        assert [signal.getsignal(each) for each in SIGNALS] == self.before
 
 
 class TakeAway(TrainerCallback):
@@ -59,27 +49,29 @@ class TakeAway(TrainerCallback):
                 time.sleep(0.1)
 
 
-class SeenRows(TrainerCallback):
-    """The numbers of the rows that this rank trained on."""
+class SeeRows(TrainerCallback):
+    """The rows of this rank. Checks that signals are left to Ray, which calls the train function in a thread."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
+        self.handlers = [signal.getsignal(each) for each in SIGNALS]
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
-        self.rows += batch["row"].tolist()
+        assert threading.current_thread() is not threading.main_thread()
+        assert [signal.getsignal(each) for each in SIGNALS] == self.handlers
+        self.rows += batch["row"].tolist() if "row" in batch else []
 
 
 def train_on_worker(config: dict[str, Any]) -> None:
-    saving = RayTrainCallback(save_every_n_steps=16)
-    trainer = digits_trainer(*config["callbacks"], SeeSignals(), saving)
+    saving, seen = RayTrainCallback(save_every_n_steps=16), SeeRows()
+    trainer = tiny_trainer(*config["callbacks"], seen, saving, seed=3)
     with ray_checkpoint() as state:
-        trainer.train(digits(), 3, digits(), per_device_batch_size=16, resume_from=state)
+        trainer.train(ROWS, 3, ROWS, per_device_batch_size=16, resume_from=state)
     result: dict[str, Any] = {"model": trainer.model.state_dict(), "is_resumed": state is not None}
     assert not (trainer._ranks.is_first and Path(saving.save_dir).exists())
     if config["name"] == "whole":
-        trainer = digits_trainer(
-            seen := SeenRows(), loss_func=lambda outputs, batch: cross_entropy(outputs, batch["label"])
-        )
+        model, loss_func = tiny_model(), lambda outputs, batch: nn.functional.mse_loss(outputs, batch["target"])
+        trainer = Trainer(model, loss_func, sgd(model), callbacks=[seen])
         shard = ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=16)
         result["losses"] = trainer.train(shard, 2).get_metric_values("train_loss_epoch")
         result["rows"] = trainer._ranks.exchange(seen.rows)
@@ -89,9 +81,7 @@ def train_on_worker(config: dict[str, Any]) -> None:
 
 def fit(name: str, *callbacks: TrainerCallback, failures: int = 0) -> None:
     """Train on two workers, and write their results, and what Ray was told, to files by this name."""
-    rows = [
-        {"row": row, "input": pixels.numpy(), "label": int(label)} for row, (pixels, label) in enumerate(zip(*digits()))
-    ]
+    rows = [{"row": row, "input": ROWS[0][row].numpy(), "target": ROWS[1][row].numpy()} for row in range(640)]
     result = TorchTrainer(
         train_on_worker,
         train_loop_config={"name": name, "callbacks": callbacks},
