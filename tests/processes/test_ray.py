@@ -19,7 +19,7 @@ AFTER = [16, 20, 32, 40, 48, 60]  # the updates at which a run reports: each 16,
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `ray_runs.py` has written."""
     folder = tmp_path_factory.mktemp("ray")
-    run_script(REPOSITORY / "tests" / "ranks" / "ray_runs.py", folder, cwd=folder)
+    run_script(REPOSITORY / "tests" / "ranks" / "ray_runs.py", folder, cwd=folder, timeout_seconds=1200)
     return folder
 
 
