@@ -149,7 +149,8 @@ class Trainer(TrainerHooks):
             collate_fn: combines samples into a batch, for both datasets.
             resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
                 folder, the newest complete state is used; a folder without any starts a new run, a state that does not
-                exist (``.../final``) is an error.
+                exist (``.../final``) is an error. A URL such as ``"s3://bucket/run"`` works as well: one rank of each
+                machine downloads the state, unless the local folder of `SaveTrainingStateCallback` has a newer one.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
                 for each of several optimizers, by name.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the

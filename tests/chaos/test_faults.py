@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.record import record
 from tests.chaos.size import in_release, size, some
+from tests.support.object_storage import BUCKET, object_storage
 from tests.support.processes import TIME_LIMIT_SECONDS, run_forked, run_on_ranks
 
 DYING = Path(__file__).parents[1] / "ranks" / "dying.py"
@@ -57,6 +58,14 @@ def test_a_second_run_in_a_folder_is_refused_and_the_first_one_is_none_the_worse
     nothing = {"first runs that ended differently": 0, "damaged states": 0}
     assert done == {"second runs": trials, "refused": trials, **nothing}
     record("two runs in one folder", done)
+
+
+def test_runs_killed_while_they_upload_lose_no_state_that_was_there(tmp_path: Path):
+    operations = size(2, 0)
+    with object_storage():
+        figures = figures_of("remote_killing.py", operations, SEED, tmp_path, f"s3://{BUCKET}")
+    assert figures["kills"] == 2 * (operations or figures["operations"])
+    record(f"SIGKILL around an operation of an upload, seed {SEED}", {**figures, "runs that ended differently": 0})
 
 
 LOST_WORKER = r"DataLoader worker \(pid.* (is killed by signal|exited unexpectedly)"

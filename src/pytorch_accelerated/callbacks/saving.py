@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, WatchedMetric
+from pytorch_accelerated.checkpointing.disk import resolved
 from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.checkpointing.publish import remove_state
+from pytorch_accelerated.checkpointing.remote import Uploads, default_local_folder, is_url
 from pytorch_accelerated.checkpointing.training_state import load_run
 from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DuplicateCallbackError
@@ -145,8 +148,14 @@ class SaveTrainingStateCallback(TrainerCallback):
     newest state is always kept, and folders with other names are left alone. While the run lasts, no other run can save
     to the folder.
 
+    With a URL such as ``"s3://bucket/run"`` as `save_dir`, for which fsspec and what it needs for the URL must be
+    installed, states are saved to a local folder first, and uploaded in the order of saving while the run continues,
+    by the first rank. There, too, a state is complete or not visible; one that is outdated before its turn comes is not
+    uploaded. A network that fails is tried again for a minute, and then at the next save, with a warning. At its end,
+    the run waits until the last state is uploaded. Only one run at a time may save to a URL.
+
     Args:
-        save_dir: the folder of the states.
+        save_dir: the folder of the states, or its URL.
         save_every_n_epochs: the number of epochs between two states.
         save_every_n_steps: the number of optimizer updates between two states.
         save_at_end: whether to save ``final`` when the run is complete, or stopped by anything but a signal.
@@ -166,13 +175,17 @@ class SaveTrainingStateCallback(TrainerCallback):
             update.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
+        local_dir: where states are until they are uploaded, if `save_dir` is a URL; the newest stays there. Default: a
+            folder for this URL in ``~/.cache/pytorch_accelerated`` (``$XDG_CACHE_HOME``). For a sharded model on
+            several machines, it must be a folder that they share.
 
     Attributes:
         policy: decides when to save.
         retention: decides which states to keep.
 
     Raises:
-        ConfigurationError: if a number is not positive.
+        ConfigurationError: if a number is not positive, or `local_dir` is given for a `save_dir` that is no URL.
+        CheckpointError: from `Trainer.train`, if the last state could not be uploaded. It is kept in `local_dir`.
     """
 
     ranks_agree_after_each_update = False
@@ -200,8 +213,14 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_on_signal: bool = True,
         save_on_exception: bool = False,
         background: bool = False,
+        local_dir: str | Path | None = None,
     ) -> None:
+        if local_dir is not None and not is_url(save_dir):
+            raise ConfigurationError(
+                f"`local_dir` is {local_dir}, but `save_dir` is local too: {save_dir}. Leave it out."
+            )
         self.save_dir = save_dir
+        self.local_dir = local_dir
         self.policy = SavePolicy(
             every_n_updates=save_every_n_steps,
             every_n_epochs=save_every_n_epochs,
@@ -219,17 +238,29 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
-        trainer.run_context.saves.claim_folder(self.save_dir)
+        saves = trainer.run_context.saves
+        saves.claim_folder(self.folder)
+        earlier: Sequence[str] = ()
+        if is_url(self.save_dir):
+            metric_name = None if self.retention.best is None else self.watch_metric
+            uploads = Uploads(str(self.save_dir), self.folder, self.retention, metric_name)
+            saves.upload(uploads)
+            earlier = uploads.earlier
         if trainer.run_state.updates == 0:  # else the run was resumed
             fate = "replace those of the same names" if self.retention.keeps_all else "replace or delete earlier states"
             remedy = (
                 f"pass `resume_from={str(self.save_dir)!r}` to continue that run, or another `save_dir` to keep them"
             )
-            tell_of_earlier(trainer, [folder for folder, _ in self._listed_states()], f"this run will {fate}; {remedy}")
+            if earlier:
+                found = f"{self.save_dir} has states of an earlier run, the last of them {earlier[-1]}"
+                trainer.print(folded(f"{found}: this run will {fate}; {remedy}"))
+            else:
+                states = [folder for folder, _ in self._listed_states()]
+                tell_of_earlier(trainer, states, f"this run will {fate}; {remedy}")
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
         if trainer.run_context.ranks.is_first:
-            trainer.run_context.saves.writer.after_each.append(self._apply_retention)
+            saves.writer.after_each.append(functools.partial(self._apply_retention, trainer))
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
@@ -262,11 +293,18 @@ class SaveTrainingStateCallback(TrainerCallback):
         return {"training states": str(self.save_dir)} if has_saved else {}
 
     @property
+    def folder(self) -> Path:
+        """The local folder of the states: `save_dir`, or where they are until they are uploaded."""
+        if not is_url(self.save_dir):
+            return Path(self.save_dir)
+        return default_local_folder(str(self.save_dir)) if self.local_dir is None else Path(self.local_dir)
+
+    @property
     def _watched(self) -> WatchedMetric:
         return WatchedMetric(self.watch_metric, self.retention.greater_is_better)
 
     def _request(self, trainer: Trainer, name: str) -> None:
-        trainer.save_training_state(Path(self.save_dir) / name, background=self.background)
+        trainer.save_training_state(self.folder / name, background=self.background)
         self._has_requested = True
         self._saved_at = self._clock()
 
@@ -291,7 +329,11 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._pace.go_on(updates, between)
         return seconds
 
-    def _apply_retention(self) -> None:
+    def _apply_retention(self, trainer: Trainer) -> None:
+        uploads = trainer.run_context.saves.uploads.get(resolved(self.folder))
+        if uploads is not None:  # they apply it
+            uploads.start()
+            return
         if self.retention.keeps_all:
             return
         metric_name = None if self.retention.best is None else self.watch_metric
@@ -302,7 +344,7 @@ class SaveTrainingStateCallback(TrainerCallback):
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 
     def _listed_states(self) -> list[tuple[Path, Manifest]]:
-        return [state for state in list_states(Path(self.save_dir)) if STATE_NAME.fullmatch(state[0].name)]
+        return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
 
 
 def _is_multiple(number: int, of: int | None) -> bool:

@@ -43,6 +43,9 @@ from pytorch_accelerated.errors import CheckpointError
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
 
+# By folder: the serial number of the newest state elsewhere of which the folder's states are successors.
+highest_serials: dict[Path, int] = {}
+
 
 @dataclass(frozen=True)
 class StagedFolder:
@@ -107,8 +110,16 @@ class StagedFolder:
         """
         files = tuple(sorted(files, key=lambda entry: entry.name))
         self._check_complete(files)
-        serial = 1 + max((manifest.serial for _, manifest in list_states(self.final.parent)), default=0)
-        manifest = dump_manifest(Manifest(serial, facts, files))
+        parent = self.final.parent
+        known = [highest_serials.get(parent, 0), *(manifest.serial for _, manifest in list_states(parent))]
+        self.publish(dump_manifest(Manifest(1 + max(known), facts, files)))
+
+    def publish(self, manifest: bytes) -> None:
+        """Publish the folder, with a manifest that lists its files. To be called by one rank.
+
+        Raises:
+            CheckpointError: if the disk fails; an earlier state then keeps the name.
+        """
         self.write_files([(MANIFEST_NAME, [manifest])])
         with explained(self.final):
             disk.flush_folder(self.staging)

@@ -16,6 +16,7 @@ from pathlib import Path
 from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.checkpointing.disk import resolved
 from pytorch_accelerated.checkpointing.publish import explained, make_folders
+from pytorch_accelerated.checkpointing.remote import is_url
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.checkpointing.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
@@ -149,7 +150,7 @@ def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
             f"Some ranks were told to resume from a training state, but rank {missing} was not. If each rank looks for "
             "a state by itself, they see different disks: save to a shared disk, and pass one path on all ranks."
         )
-    if place is not None:
+    if place is not None and not is_url(place):
         refuse_unshared(place, ranks)
 
 

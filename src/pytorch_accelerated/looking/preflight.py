@@ -158,7 +158,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     ranks = trainer.run_context.ranks
     callbacks = list(trainer.callback_handler)
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
-    places = [_existing_parent(saver.save_dir) for saver in savers] or [Path(tempfile.gettempdir())]
+    places = [_existing_parent(saver.folder) for saver in savers] or [Path(tempfile.gettempdir())]
     one_update = _OneUpdate()
     scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
@@ -177,7 +177,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     free_bytes = shutil.disk_usage(places[0]).free
     if savers and free_bytes < 2 * size_bytes:
         raise CheckpointError(
-            f"{savers[0].save_dir} needs room for two training states of {format_bytes(size_bytes)}, but only "
+            f"{savers[0].folder} needs room for two training states of {format_bytes(size_bytes)}, but only "
             f"{format_bytes(free_bytes)} are free on its disk. Free some space, or save elsewhere."
         )
     rehearsed = taking_part(callbacks)

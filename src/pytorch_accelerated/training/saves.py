@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.checkpointing.disk import resolved
+from pytorch_accelerated.checkpointing.remote import Uploads
 from pytorch_accelerated.checkpointing.run_folder import FolderLock, StateFolders
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
 from pytorch_accelerated.checkpointing.verify import verify
@@ -49,6 +50,7 @@ class Saves:
         folders: the folders that states were saved to.
         all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
+        uploads: what copies the states of a folder elsewhere, by folder.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -57,6 +59,7 @@ class Saves:
         self.folders = StateFolders()
         self.all: list[SavedState] = []
         self.saved_to: Path | None = None
+        self.uploads: dict[Path, Uploads] = {}
         self._ranks = ranks
         self._locks: dict[Path, FolderLock] = {}
 
@@ -85,7 +88,8 @@ class Saves:
         Raises:
             CheckpointError: on all ranks, if a machine doesn't see the first state of a folder.
         """
-        self.folders.add_saved(folder, self._ranks, writer)
+        if resolved(folder).parent not in self.uploads:  # else all machines can reach the copies
+            self.folders.add_saved(folder, self._ranks, writer)
         epoch = run_state.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
         if writer is None and not self.writer.is_busy:
@@ -97,12 +101,27 @@ class Saves:
         if self.uses_background:
             self._ranks.do_on_all(self.writer.wait)
 
+    def upload(self, uploads: Uploads) -> None:
+        """Upload the states that are saved to a folder, until the run is over. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: on all ranks, if the storage cannot be reached.
+        """
+        self.uploads[uploads.folder] = uploads
+        self._ranks.do_on_first(uploads.connect)
+
+    def finish_uploads(self) -> None:
+        """Wait until all states are uploaded; raise an error of that. Must be called by all ranks."""
+        while self.uploads:
+            self._ranks.do_on_first(self.uploads.popitem()[1].finish)
+
     def close(self) -> None:
-        """Wait for the background writer after an exception, which must not be hidden by an error of the writer."""
-        try:
-            self.writer.close()
-        except CheckpointError as error:
-            warnings.warn(str(error), stacklevel=2)
+        """Wait for what is done beside the run after an exception, which must not be hidden by an error of it."""
+        for finish in (self.writer.close, *(each.finish for each in self.uploads.values())):
+            try:
+                finish()
+            except CheckpointError as error:
+                warnings.warn(str(error), stacklevel=2)
 
     def newest_whole(self, before: Path | None) -> Path | None:
         """The newest undamaged state of this run: one that it has saved, or the one `before` them. For rank 0."""

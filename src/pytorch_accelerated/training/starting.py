@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.adapting import close_loader
@@ -81,6 +80,7 @@ def at_work(context: Context) -> Iterator[Context]:
         cleaning_up.callback(lambda: None if context.page is None else context.page.close())
         try:
             yield context
+            saves.finish_uploads()
             if signals.agreed:
                 context.ranks.wait()  # launchers end the others as soon as one exits
         except NonFiniteLossError:
@@ -159,7 +159,7 @@ def _save_after(context: Context, exception: BaseException) -> None:
         run.losses.take_parts()
         run.gradient_norms.take_parts()
         for saver in savers:
-            folder = Path(saver.save_dir) / "final"
+            folder = saver.folder / "final"
             save_run(run, folder, {})
             context.saves.add(folder, run.history, run.state)
             context.print(f"Saved the run as it was {run.state.position}, before this {name}. Resume it from {folder}")

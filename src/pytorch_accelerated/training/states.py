@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.disk import kind_of
 from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
+from pytorch_accelerated.checkpointing.remote import default_local_folder, fetch_state, is_url
 from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.checkpointing.state_folder import read_state
 from pytorch_accelerated.checkpointing.training_state import load_run, save_run
@@ -23,6 +24,7 @@ from pytorch_accelerated.models.preparation import is_replicated
 from pytorch_accelerated.models.sharding import has_shards
 from pytorch_accelerated.processes.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.seeding import derived_seed
+from pytorch_accelerated.steps.guarded import savers_among
 
 
 class States:
@@ -63,7 +65,13 @@ class States:
         if source is None:
             return None
         is_whole = is_replicated(context.accelerator) and not has_shards(context.model)
-        state = context.ranks.do_on_first(lambda: find_state(source, self._remember if is_whole else verify))
+        check: Callable[[Path], Any] = self._remember if is_whole else verify
+        if is_url(source):
+            url = str(source)
+            folders = [saver.folder for saver in savers_among(context.callbacks) if saver.save_dir == url]
+            state = fetch_state(url, [*folders, default_local_folder(url)][0], context.ranks, check)
+        else:
+            state = context.ranks.do_on_first(lambda: find_state(source, check))
         if state is None and must_exist:
             raise InvalidCheckpointError(f"There is no training state in {source}. Check the path.")
         if state is None:

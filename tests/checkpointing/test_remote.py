@@ -1,0 +1,252 @@
+"""States behind a URL: in a real server that speaks S3's protocol, in memory, and in files."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.checkpointing import layout, remote
+from pytorch_accelerated.checkpointing.remote import Store, default_local_folder
+from pytorch_accelerated.checkpointing.verify import find_state, list_states, read_manifest
+from pytorch_accelerated.errors import (
+    CheckpointError,
+    ConfigurationError,
+    InvalidCheckpointError,
+    MissingCheckpointError,
+    MissingDependencyError,
+)
+from tests.callbacks.runs import a_trainer, fit, values_of
+from tests.support.object_storage import BUCKET, ObjectStorage, files_at, object_storage
+from tests.support.processes import run_on_ranks
+from tests.support.resuming import SaveAndStop, assert_same, everything, run
+
+URL = "memory://run"
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[ObjectStorage]:
+    with object_storage() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that goes on, on a new machine of that name; the memory of the storage is empty at the start."""
+    fsspec.filesystem("memory").store.clear()
+
+    def move(name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machines" / name))
+
+    move("first")
+    return move
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is done to the storage: the operations, with the names that they are given."""
+    done: list[tuple[str, str]] = []
+    for name in ("get", "put", "write", "delete"):
+        operation = getattr(Store, name)
+
+        def noted(*args: Any, name: str = name, work: Any = operation) -> Any:
+            done.append((name, next(each for each in args[1:] if isinstance(each, str))))
+            return work(*args)
+
+        monkeypatch.setattr(Store, name, noted)
+    return done
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are repeated for a moment only."""
+    monkeypatch.setattr(remote, "SECONDS_OF_ATTEMPTS", 0.3)
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)  # with growing waits of its own
+
+
+class At(TrainerCallback):
+    """Calls functions at the end of some updates, by their number; waits for uploads before."""
+
+    def __init__(self, **actions: Callable[[], None]) -> None:
+        self.actions = actions
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        action = self.actions.get(f"after_{trainer.run_state.updates}")
+        if action is not None:
+            for uploads in trainer.run_context.saves.uploads.values():
+                assert uploads._round is not None
+                uploads._round.result()
+            action()
+
+
+def saver(url: str = URL, **arguments: Any) -> SaveTrainingStateCallback:
+    return SaveTrainingStateCallback(url, **{"save_every_n_steps": 2, **arguments})
+
+
+def complete_at(url: str) -> set[str]:
+    return {folder for folder, files in files_at(url).items() if layout.MANIFEST_NAME in files}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("place", ["memory://run", "file://{}/run/", f"s3://{BUCKET}/deep/run"])
+def test_a_run_resumed_on_another_machine_equals_the_uninterrupted_one(place, background, storage, machine, tmp_path):
+    url = f"{place.format(tmp_path)}{background}"
+    whole = everything(*run(tmp_path))
+    run(tmp_path, saver(url, background=background), SaveAndStop(tmp_path / "unused", 5))
+    assert complete_at(url) == {"step_2", "step_4", "final"}
+    assert [path.name for path in default_local_folder(url).iterdir()] == ["final"]
+    machine("second")
+    assert_same(everything(*run(tmp_path, process_seed=9, resume_from=url)), whole)
+    machine("third")  # from one of the states, which is not the newest
+    assert_same(everything(*run(tmp_path, process_seed=9, resume_from=f"{url}/step_4")), whole)
+    (state,) = default_local_folder(f"{url}/step_4").iterdir()
+    assert (state.name, read_manifest(state).facts["updates"]) == ("step_4", 4)
+
+
+def test_states_are_kept_by_the_same_rules_as_in_a_local_folder(tmp_path, machine):
+    rules: dict[str, Any] = {"max_checkpoints": 2, "keep_best": 2, "save_every_n_epochs": 1}
+    for place in (tmp_path / "local", URL):
+        fit(a_trainer(SaveTrainingStateCallback(place, **rules)), 4)
+        machine("second")  # it knows the values of states that others have uploaded
+        for epochs in (6, 7):
+            fit(a_trainer(SaveTrainingStateCallback(place, **rules)), epochs, resume_from=place)
+    local = {path.name for path, _ in list_states(tmp_path / "local")}
+    assert {"epoch_7", "final"} < local
+    assert {name.partition(".")[0] for name in files_at(URL)} == local
+
+
+def test_manifests_are_written_last_and_deleted_first_and_nothing_is_overwritten(operations):
+    for epochs in (1, 2, 3):
+        fit(a_trainer(saver(max_checkpoints=1)), epochs, resume_from=URL)
+        (newest,) = complete_at(URL)
+        assert newest.startswith("final")
+        there: dict[str, set[str]] = {}
+    for operation, name in operations:
+        folder, _, file = name.partition("/")
+        files = there.setdefault(folder, set())
+        assert operation == "delete" or layout.MANIFEST_NAME not in files
+        if operation == "delete":
+            assert layout.MANIFEST_NAME in (file, *files) or not file
+            files.difference_update([file] if file else list(files))
+            assert file or layout.MANIFEST_NAME not in files
+        elif operation != "get":
+            files.add(file)
+            assert (file == layout.MANIFEST_NAME) == (operation == "write")
+    assert not [name for operation, name in operations if operation == "get"]  # the local state is the same
+
+
+def test_a_new_run_says_what_is_there_and_its_states_are_the_newer_ones(machine, capsys):
+    fit(a_trainer(saver()), 2)
+    files, root = fsspec.core.url_to_fs(URL)
+    files.pipe_file(f"{root}/mine/notes.txt", b"not a state")
+    files.pipe_file(f"{root}/step_99/model.json", b"killed while it was uploaded")
+    machine("second")
+    fit(a_trainer(saver(max_checkpoints=1, save_at_end=False)), 1)
+    assert "memory://run has states of an earlier run, the last of them final: this run will" in capsys.readouterr().out
+    assert files_at(URL).keys() == {"mine", "step_4"}
+    machine("third")
+    trainer = a_trainer()
+    trainer.load_training_state(URL)
+    assert trainer.run_state.updates == 4
+
+
+def test_each_file_is_downloaded_once_and_what_is_damaged_or_incomplete_is_skipped(machine, operations):
+    history = fit(a_trainer(saver(save_at_end=False)), 2)
+    files, root = fsspec.core.url_to_fs(URL)
+    files.pipe_file(f"{root}/step_10/model.safetensors", b"damaged")
+    files.rm_file(f"{root}/step_8/manifest.json")
+    files.pipe_file(f"{root}/step_6/manifest.json", b"damaged, too")
+    machine("second")
+    operations.clear()
+    with pytest.warns(
+        UserWarning, match=r"(?s)Resuming from step_4 .*step_6.*step_8 has no manifest.*step_10 is damaged"
+    ):
+        assert values_of(fit(a_trainer(), 2, resume_from=URL)) == values_of(history)
+    got = [name for operation, name in operations if operation == "get" and name.startswith("step_4/")]
+    assert len(got) == len(set(got)) == len(files.find(f"{root}/step_4")) - 1
+    for name in ("step_2", "step_4"):
+        files.rm_file(f"{root}/{name}/model.safetensors")
+    machine("third")
+    with pytest.raises(InvalidCheckpointError, match="holds training states, but no valid one"):
+        fit(a_trainer(), resume_from=URL)
+    machine("second")  # where one was downloaded
+    with pytest.warns(UserWarning, match="skipped"):
+        fit(a_trainer(), 2, resume_from=URL)
+
+
+def test_a_manifest_cannot_name_files_outside_of_its_state(machine):
+    fit(a_trainer(saver(save_every_n_steps=None)), 1)
+    manifest = read_manifest(default_local_folder(URL) / "final")
+    entry = layout.FileEntry("../../outside.json", 1, "0")
+    files, root = fsspec.core.url_to_fs(URL)
+    files.pipe_file(
+        f"{root}/final/manifest.json",
+        layout.dump_manifest(layout.Manifest(9, manifest.facts, (*manifest.files, entry))),
+    )
+    machine("second")
+    with pytest.raises(InvalidCheckpointError, match="lists '../../outside.json', which is outside of it"):
+        fit(a_trainer(), resume_from=URL)
+
+
+def test_a_network_that_breaks_and_heals_loses_nothing(storage, hasty, machine):
+    url = f"s3://{BUCKET}/healing"
+    with pytest.warns(UserWarning, match=r"(?s)step_4.* failed .*Nothing is lost.* The next save tries again"):
+        fit(a_trainer(saver(url), At(after_3=storage.stop, after_7=storage.start)), 2)
+    assert complete_at(url) == {"step_2", "step_4", "step_6", "step_8", "step_10", "final"}
+
+
+def test_a_network_that_stays_broken_is_an_error_at_the_end_and_the_run_is_not_lost(storage, hasty, machine):
+    url = f"s3://{BUCKET}/broken"
+    trainer = a_trainer(saver(url), At(after_3=storage.stop))
+    try:
+        with pytest.warns(UserWarning, match="tries again"), pytest.raises(CheckpointError, match="Nothing") as caught:
+            fit(trainer, 2)
+    finally:
+        storage.start()
+    assert str(default_local_folder(url)) in str(caught.value)
+    assert trainer.run_state.updates == 10
+    assert complete_at(url) == {"step_2"}
+    whole = values_of(fit(a_trainer(), 3))
+    assert values_of(fit(a_trainer(saver(url)), 3, resume_from=url)) == whole  # from the local state, which is newer
+    assert complete_at(url) >= {"step_2", "step_4", "step_10", "step_12", "final"}
+    with pytest.raises(CheckpointError, match=r"listing it failed \(.*bucket does not exist"):
+        fit(a_trainer(saver("s3://no-such-bucket/run")))
+
+
+def test_the_state_after_an_error_is_uploaded(tmp_path, machine):
+    class Fails(TrainerCallback):
+        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates == 5:
+                raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fit(a_trainer(saver(local_dir=tmp_path / "kept", save_on_exception=True), Fails()))
+    assert complete_at(URL) == {"step_2", "step_4", "final"}
+    assert find_state(tmp_path / "kept") == tmp_path / "kept" / "final"
+    shutil.rmtree(tmp_path / "kept")
+    assert values_of(fit(a_trainer(), resume_from=URL)) == values_of(fit(a_trainer()))
+
+
+def test_what_is_missing_or_wrong_is_an_error_that_says_so(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match="`local_dir` is .*, but `save_dir` is local too"):
+        SaveTrainingStateCallback("states", local_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match="fsspec cannot reach what://run: Protocol not known: what"):
+        fit(a_trainer(saver("what://run")))
+    with pytest.raises(MissingCheckpointError, match="There is no training state memory://run/step_7"):
+        fit(a_trainer(), resume_from=f"{URL}/step_7")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDependencyError, match="pip install fsspec"):
+        fit(a_trainer(saver()))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_ranks_resume_from_one_state_which_each_machine_downloads_once(machines, storage, tmp_path):
+    script = Path(__file__).parents[1] / "ranks" / "remote.py"
+    run_on_ranks(script, 2, tmp_path, f"s3://{BUCKET}/{machines}", machines)
