@@ -92,7 +92,7 @@ def test_as_a_dataset_it_has_the_rows_of_all_sets_in_turn() -> None:
     mixture = Mixture([torch.arange(4), Many(), ["a", "b"]], [1, 1, 1])
     assert mixture.__getitems__([5, 0, 8, 4, 3]) == [101, 0, "b", 100, 3]
     assert Many.asked == [2]
-    assert [*mixture] == [0, 1, 2, 3, 100, 101, 102, "a", "b"]
+    assert [mixture[index] for index in range(len(mixture))] == [0, 1, 2, 3, 100, 101, 102, "a", "b"]
     assert mixture[-1] == "b"
     assert (mixture.rows, Mixture([range(5), range(10)], [5, 10]).rows) == (8, 15)
 

@@ -39,7 +39,7 @@ def test_attributes_and_methods_are_there(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert [name for name in PUBLIC.split() if not hasattr(trainer, name)] == []
     assert [name for name in METHODS.split() if not callable(getattr(trainer, name, None))] == []
-    assert not trainer.is_deepspeed_enabled
+    assert not trainer.is_deepspeed_enabled  # type: ignore[attr-defined]  # for scripts
     assert not trainer.is_fsdp_enabled
     assert trainer.num_examples(trainer.get_train_dataloader()) == 10
     assert trainer.num_examples(trainer.get_eval_dataloader()) == 5

@@ -16,10 +16,11 @@ from tests.chaos.size import some
 from tests.support.processes import run_on_ranks
 
 ARGUMENTS: dict[str, Any] = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2}
+UPDATES: Any = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 SCHEDULE = partial(
     torch.optim.lr_scheduler.OneCycleLR,
     max_lr=0.1,
-    total_steps=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+    total_steps=UPDATES,
 )
 
 

@@ -106,7 +106,7 @@ assert {path.name for path in Path("profiles").iterdir()} == files
 
 # The best model and states are saved once, and both load the same.
 def savers() -> list[Any]:
-    watched = {"max_checkpoints": 2, "keep_best": 1, "watch_metric": "score"}
+    watched: dict[str, Any] = {"max_checkpoints": 2, "keep_best": 1, "watch_metric": "score"}
     return [
         Score([3.0, 1.0, 2.0]),
         SaveBestModelCallback(watch_metric="score"),

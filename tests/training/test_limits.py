@@ -15,7 +15,7 @@ from tests.support.mixing import check_every_resume, counting
 from tests.support.resuming import SaveAndStop
 from tests.support.rows import Batches, LoggingData, train, trainer_of
 
-PRODUCT = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+PRODUCT: Any = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 SCHEDULE = functools.partial(OneCycleLR, max_lr=0.05, total_steps=PRODUCT)
 
 

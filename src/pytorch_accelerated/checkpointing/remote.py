@@ -187,7 +187,7 @@ class Uploads:
                 self._store.delete(name)
                 continue
             with contextlib.suppress(InvalidCheckpointError):  # resuming names it
-                self._keep(name, self._contents(lambda file, name=name: self._store.read(f"{name}/{file}")))
+                self._keep(name, self._contents(self._store.read, name))
         known = list_states(self._known)
         self.earlier = [folder.name for folder, _ in known]
         publish.highest_serials[self.folder] = max((manifest.serial for _, manifest in known), default=0)
@@ -250,7 +250,7 @@ class Uploads:
         try:
             for entry in manifest.files:
                 self._store.put(folder / entry.name, f"{name}/{entry.name}")
-            contents = self._contents(lambda file: (folder / file).read_bytes())
+            contents = self._contents(lambda path: (folder.parent / path).read_bytes(), folder.name)
         except (CheckpointError, OSError):
             if (folder, manifest) in self._local_states():
                 raise
@@ -277,12 +277,12 @@ class Uploads:
             except CheckpointError as error:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 
-    def _contents(self, read: Callable[[str], bytes]) -> dict[str, bytes]:
-        """The manifest of a state, and the files with its history if that is needed."""
-        data = read(MANIFEST_NAME)
+    def _contents(self, read: Callable[[str], bytes], name: str) -> dict[str, bytes]:
+        """The manifest of the state `name`, and the files with its history if that is needed."""
+        data = read(f"{name}/{MANIFEST_NAME}")
         files = {entry.name for entry in parse_manifest(data, what="A manifest").files}
         wanted = files.intersection(_FILES_OF_HISTORY if self._metric_name is not None else ())
-        return {**{file: read(file) for file in wanted}, MANIFEST_NAME: data}
+        return {**{file: read(f"{name}/{file}") for file in wanted}, MANIFEST_NAME: data}
 
     def _keep(self, name: str, contents: dict[str, bytes]) -> None:
         """Remember a state that is complete there."""

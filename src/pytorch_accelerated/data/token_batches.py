@@ -62,8 +62,8 @@ class TokenBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         shuffled = torch.randperm(len(self.lengths))
         longest_first = shuffled[torch.argsort(self.lengths[shuffled], descending=True, stable=True)]
-        groups = zip(longest_first.split([rows for rows, _ in self._sizes]), self._sizes, strict=True)
-        mixed = (group[torch.randperm(len(group))].split(size) for group, (_, size) in groups)
+        groups = zip(torch.split(longest_first, [rows for rows, _ in self._sizes]), self._sizes, strict=True)
+        mixed = (torch.split(group[torch.randperm(len(group))], size) for group, (_, size) in groups)
         batches = list(itertools.chain.from_iterable(mixed))
         return (batches[index].tolist() for index in torch.randperm(len(batches)).tolist())
 

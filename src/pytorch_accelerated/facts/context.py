@@ -167,7 +167,7 @@ class Context:
     def is_at_limit(self) -> bool:
         """Whether the run has reached its limit of updates, samples or tokens, if it has one."""
         limit = self.settings.limit
-        return limit is not None and getattr(self.state, LIMITS[limit]) >= getattr(self.settings, limit)  # type: ignore[no-any-return]
+        return limit is not None and getattr(self.state, LIMITS[limit]) >= getattr(self.settings, limit)
 
     @property
     def is_last_epoch(self) -> bool:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.looking.learning_rates import LearningRateTest
 from pytorch_accelerated.looking.preflight import BatchFacts, EntryFacts, PreflightReport
+from pytorch_accelerated.looking.scale import ScaleFacts
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.looking.summary import ModuleFacts, ScaleFacts, TrainingSummary
+    from pytorch_accelerated.looking.summary import ModuleFacts, TrainingSummary
 
 __all__ = [
     "BatchFacts",
@@ -20,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ModuleFacts", "ScaleFacts", "TrainingSummary"):
+    if name not in ("ModuleFacts", "TrainingSummary"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytorch_accelerated.looking import summary
 

@@ -157,7 +157,7 @@ def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecor
         ValueError, TypeError: if `values` is neither.
     """
     if not isinstance(values, torch.Tensor):
-        return [StepRecord(*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :]) for row in values]
+        return [StepRecord._make([*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :], ()]) for row in values]
     if values.dtype != torch.float64 or values.dim() != 2 or values.shape[1] < _COLUMNS:
         raise ValueError(f"step records are a {values.dtype} tensor of shape {tuple(values.shape)}")
     records = []

@@ -85,12 +85,12 @@ def prepare_training(
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=loaders.train, eval=loaders.eval)
         data_facts(**loaders.eval_by_name)
-    is_known = settings.limit in (None, "max_num_train_steps") or context.plan is None
+    plan, is_known = context.plan, settings.limit in (None, "max_num_train_steps")
     context.config = trainer._create_run_config(
         settings.per_device_batch_size,
-        settings.num_epochs if is_known else None,
+        settings.num_epochs if is_known or plan is None else None,
         settings.gradient_accumulation_steps,
-        settings.max_num_train_steps if is_known else context.plan.num_updates,
+        settings.max_num_train_steps if is_known or plan is None else plan.num_updates,
         settings.gradient_clip_value,
     )
     training.make_step(steps_scheduler=_make_scheduler(context))
