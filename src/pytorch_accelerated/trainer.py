@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytorch_accelerated.callbacks.evaluating import evaluate_states
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.checkpointing.loading import load_checkpoint, save_checkpoint
 from pytorch_accelerated.facts.context import Context
@@ -287,6 +288,29 @@ class Trainer(TrainerHooks):
         }
         losses = [name for name in metrics if name.startswith("evaluation_") and name.endswith("loss")]
         return metrics | {f"{name.replace('evaluation', 'eval', 1)}_epoch": metrics[name] for name in losses}
+
+    def evaluate_states(self, folder: str | Path, *, follow: bool = True, **arguments: Any) -> None:
+        """Evaluate the training states of a run that goes on in another process, oldest first, each once. Must be
+        called by all ranks.
+
+        The trainer has the model, the loss function and the metrics of the run; it needs no optimizer. The results are
+        files in ``evaluations`` in `folder`, which the run enters if it has an `EvaluateBesideCallback`. Started again
+        after it was killed, it goes on. States that the run deletes meanwhile are left out. Afterwards the trainer has
+        the model of the last state.
+
+        Args:
+            folder: the folder of the states, on a disk that both see. It need not exist yet.
+            follow: wait for further states until the run is over. One without that callback never is, nor one that a
+                signal stopped. False: evaluate those that are there.
+            arguments: those of `evaluate`. With the batch size and the number of ranks of an evaluation in the run, the
+                values are the same to the bit.
+
+        Raises:
+            ConfigurationError: without any dataset.
+            InvalidCheckpointError: if a state is damaged, or belongs to another model.
+        """
+        checks.refuse_within_a_run(self.run_context, "evaluate_states", "Call it in another process.")
+        evaluate_states(self, Path(folder), follow=follow, **arguments)
 
     @knows_other_names
     def predict(

@@ -42,6 +42,13 @@ def test_killed_runs_lose_no_state_and_end_like_uninterrupted_ones(background: b
     assert figures["deaths around an operation"] >= (wanted - 10 if background else wanted)
 
 
+def test_a_run_and_what_evaluates_beside_it_are_killed_and_each_value_is_entered_once(tmp_path: Path):
+    kills = size(4, 30)
+    figures = figures_of("beside.py", kills, SEED, tmp_path)
+    record(f"SIGKILL, evaluation beside the run, seed {SEED}", figures)
+    assert figures["kills of the run"] + figures["kills beside"] == kills
+
+
 @in_release  # tests/training/test_signals.py sends them at chosen moments
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 def test_runs_that_get_a_signal_at_any_moment_resume_to_the_same_end(tmp_path: Path):

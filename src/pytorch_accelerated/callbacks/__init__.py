@@ -38,6 +38,7 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.evaluating import EvaluateBesideCallback
     from pytorch_accelerated.callbacks.ray_train import RayTrainCallback, ray_checkpoint
     from pytorch_accelerated.callbacks.search import OptunaCallback
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
@@ -45,18 +46,22 @@ if TYPE_CHECKING:
     from pytorch_accelerated.report.result import ResultCallback
 
 
+# Imported when they are used, by the module that has them.
+_LATER = {
+    "EvaluateBesideCallback": "callbacks.evaluating",
+    "LossSpikeCallback": "callbacks.spikes",
+    "OptunaCallback": "callbacks.search",
+    "RayTrainCallback": "callbacks.ray_train",
+    "ReportCallback": "report.callback",
+    "ResultCallback": "report.result",
+    "ray_checkpoint": "callbacks.ray_train",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "LossSpikeCallback":
-        return require("pytorch_accelerated.callbacks.spikes", needed_by=name).LossSpikeCallback
-    if name == "OptunaCallback":
-        return require("pytorch_accelerated.callbacks.search", needed_by=name).OptunaCallback
-    if name in ("RayTrainCallback", "ray_checkpoint"):
-        return getattr(require("pytorch_accelerated.callbacks.ray_train", needed_by=name), name)
-    if name == "ReportCallback":
-        return require("pytorch_accelerated.report.callback", needed_by=name).ReportCallback
-    if name == "ResultCallback":
-        return require("pytorch_accelerated.report.result", needed_by=name).ResultCallback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(require(f"pytorch_accelerated.{_LATER[name]}", needed_by=name), name)
 
 
 def __dir__() -> list[str]:
@@ -71,6 +76,7 @@ __all__ = [
     "ConvertSyncBatchNormCallback",
     "DuplicateCallbackError",
     "EarlyStoppingCallback",
+    "EvaluateBesideCallback",
     "JSONLoggerCallback",
     "LearningRateMonitorCallback",
     "LimitBatchesCallback",

@@ -21,9 +21,14 @@ from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
 from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.checkpointing.publish import remove_state
 from pytorch_accelerated.checkpointing.remote import Uploads, default_local_folder, is_url
-from pytorch_accelerated.checkpointing.training_state import load_run
+from pytorch_accelerated.checkpointing.training_state import load_run, save_parts
 from pytorch_accelerated.checkpointing.verify import list_states
-from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DuplicateCallbackError
+from pytorch_accelerated.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DuplicateCallbackError,
+    InvalidCheckpointError,
+)
 from pytorch_accelerated.progress.text import folded, format_number
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.tracking.loss import LossTracker
@@ -111,18 +116,26 @@ class SaveBestModelCallback(MetricJudge):
         """The best model's file, once there is one; for the summary of a run."""
         return {} if self.best_metric is None else {"best model": str(self.save_path)}
 
-    def _judge(self, trainer: Trainer, values: list[float]) -> None:
+    def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch})
+            try:
+                self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
+            except InvalidCheckpointError as error:  # a state that is gone
+                warn_user(trainer.run_context.ranks, f"The best model so far is lost: keep more states. {error}")
+                return
             self.best_metric, self.best_metric_epoch = values[-1], epoch
 
     def _start_anew(self) -> None:
         if self.reset_on_train:
             self._forget_best()
 
-    def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
-        """Write the checkpoint with these additional entries."""
+    def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
+        """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""
+        if state is not None:
+            names = ["model", *["optimizer"] * self.save_optimizer, *["scheduler"] * self.save_scheduler]
+            save_parts(self.save_path, trainer.run_context.ranks, state, names, entries)
+            return
         trainer.save_checkpoint(
             self.save_path, entries, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
         )

@@ -95,7 +95,7 @@ class EarlyStoppingCallback(MetricJudge):
             self.best_metric = self.best_metric_epoch = None
             self.evaluations_without_improvement = 0
 
-    def _judge(self, trainer: Trainer, values: list[float]) -> None:
+    def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
         for value in values:
             if self._watched.is_better(value, self.best_metric, self.early_stopping_threshold):
                 self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
@@ -164,7 +164,7 @@ class StopAtCallback(MetricJudge):
     def _start_anew(self) -> None:
         self.latest = None
 
-    def _judge(self, trainer: Trainer, values: list[float]) -> None:
+    def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
         for self.latest in values:
             self._continue()
 

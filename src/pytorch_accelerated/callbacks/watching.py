@@ -46,7 +46,8 @@ class WatchedMetric(NamedTuple):
         if self.name.startswith(_OF_EVALUATION) and evaluation_data is None:
             raise ConfigurationError(
                 f"The watched metric is {self.name!r}, but there is no evaluation set to measure it on. "
-                "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'."
+                "Pass `eval_dataset` to `train`, or watch a metric of training, such as 'train_loss_epoch'. An "
+                "`EvaluateBesideCallback` comes before callbacks that stop the run or save the best model."
             )
 
     def check_direction(self, ranks: Ranks, who: str) -> None:
@@ -69,13 +70,15 @@ class WatchedMetric(NamedTuple):
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
         """Reject a name that has no value at the end of an epoch.
 
-        Names that start with "intermediate_" need no value before the first evaluation within an epoch.
+        Names that start with "intermediate_" need no value before the first evaluation within an epoch, nor do those of
+        an evaluation beside the run.
 
         Raises:
             UnknownMetricError: names the metrics that exist.
         """
         names = ranks.from_first(list(history.get_metric_names()))
         may_come_later = self.name.startswith("intermediate_") and "intermediate_eval_loss" not in names
+        may_come_later |= history.is_evaluated_beside and self.name.startswith(_OF_EVALUATION)
         if self.name not in names and not may_come_later:
             raise UnknownMetricError(
                 f"The watched metric is {self.name!r}, but at the end of the epoch it has no value. Watch one of "
@@ -148,7 +151,8 @@ class MetricJudge(TrainerCallback):
         Raises:
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
         """
-        self._watched.check_has_evaluation(trainer.eval_dataset)
+        if not trainer.run_history.is_evaluated_beside:
+            self._watched.check_has_evaluation(trainer.eval_dataset)
         if hasattr(self, "greater_is_better"):
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         if trainer.run_state.updates > 0:
@@ -171,6 +175,13 @@ class MetricJudge(TrainerCallback):
         self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
         self._judge(trainer, self._new_values(trainer))
 
+    def judge_state(self, trainer: Trainer, state: Any) -> None:
+        """Judge new values, which belong to the training state in the folder `state` of this run; it may be gone.
+
+        Must be called by all ranks.
+        """
+        self._judge(trainer, self._new_values(trainer), state)
+
     def state_dict(self) -> dict[str, Any]:
         """What is known of the values so far."""
         return {name: getattr(self, name) for name in self._kinds}
@@ -187,8 +198,10 @@ class MetricJudge(TrainerCallback):
     def _new_values(self, trainer: Trainer) -> list[float]:
         return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
 
-    def _judge(self, trainer: Trainer, values: list[float]) -> None:
-        """Act on new values, of which only the last belongs to the weights that the model has now."""
+    def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
+        """Act on new values, of which the last belongs to `state`, or without one to the weights that the model has
+        now.
+        """
 
     def _start_anew(self) -> None:
         """Forget what is known of earlier runs."""

@@ -179,7 +179,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         else:
             yield average.module
 
-    def _save(self, trainer: Trainer, entries: dict[str, Any]) -> None:
+    def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
         with self._as_module(trainer) as module:
             check_model_finite(module, trainer.run_context.ranks)
             super()._save(trainer, {**entries, "model_state_dict": whole(canonical_state_dict(module))})

@@ -111,6 +111,11 @@ def parse_manifest(data: bytes, *, what: str) -> Manifest:
         raise InvalidCheckpointError(f"{what} is damaged ({type(error).__name__}: {error}).") from error
 
 
+def identity_of(manifest: Manifest) -> str:
+    """A name for the content of a state, which no other state has: its serial number and a digest."""
+    return f"{manifest.serial}-{hashlib.sha256(dump_manifest(manifest)).hexdigest()[:16]}"
+
+
 def _with_checksum(content: dict[str, Any]) -> bytes:
     digest = hashlib.sha256(dump_json(content)).hexdigest()
     return dump_json({**content, "sha256": digest}, indent=1)

@@ -104,12 +104,14 @@ def read_state(
     folder: str | os.PathLike[str],
     parts: Collection[str] | None = None,
     make_target: MakeTarget | None = None,
+    without: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The facts and the parts of a state folder, bit for bit as they were written.
 
     Args:
         folder: a state folder, as `verify.find_state` returns it.
         parts: the names of the parts to read; the files of others are not read. Default: all.
+        without: the names of parts that are not read.
         make_target: returns the tensor to fill for one that was saved sharded, from its part and name
             (``model/0.weight``), shape and dtype; a sharded target gets this rank's part. Default: whole tensors.
 
@@ -123,7 +125,7 @@ def read_state(
     manifest = read_manifest(folder)
     names = part_names(manifest)
     entries = {entry.name: entry for entry in manifest.files}
-    chosen = names if parts is None else parts
+    chosen = [name for name in (names if parts is None else parts) if name not in without]
     structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
     tensors = {name: read_file_of_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
     if SHARDS_NAME in entries:

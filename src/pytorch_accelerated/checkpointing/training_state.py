@@ -37,6 +37,7 @@ from pytorch_accelerated.checkpointing.optimizers import (
     with_callables,
     without_callables,
 )
+from pytorch_accelerated.checkpointing.portable import save_portable
 from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter, encode_parts, read_state, write_encoded
 from pytorch_accelerated.checkpointing.weights import (
@@ -215,6 +216,30 @@ def load_run(
     return parts["extra"]  # type: ignore[no-any-return]
 
 
+def save_parts(path: str | Path, ranks: Ranks, folder: Path, names: Collection[str], extra: Mapping[str, Any]) -> None:
+    """Write parts of a training state to a portable file, as `loading.save_checkpoint` writes those of a run.
+
+    Must be called by all ranks; the first of each node writes.
+
+    Args:
+        path: of the file.
+        ranks: the processes.
+        folder: of the state.
+        names: ``model``, and ``optimizer`` and ``scheduler`` if they are wanted.
+        extra: further entries.
+
+    Raises:
+        InvalidCheckpointError: if the state is damaged, or not there any more.
+    """
+
+    def write() -> None:
+        if ranks.is_first_of_node:
+            parts = read_state(folder, names)[1].items()
+            save_portable(path, {**{f"{name}_state_dict": part for name, part in parts if part is not None}, **extra})
+
+    ranks.do_on_all(write)
+
+
 def _read_run(
     run: Context,
     folder: Path,
@@ -225,9 +250,10 @@ def _read_run(
 
     Verified as far as possible before anything is changed; where states of ranks differ, they are this rank's.
     """
-    facts, parts = read or read_state(folder, make_target=_targets(run))
+    without = ["optimizer"] if run.optimizer is None and not run.is_at_work else []  # to evaluate
+    facts, parts = read or read_state(folder, make_target=_targets(run), without=without)
     if "optimizer" not in parts:
-        parts["optimizer"] = read_optimizer_file(folder)
+        parts["optimizer"] = None if without else read_optimizer_file(folder)
     if TRAINING_WEIGHTS in parts:
         parts["model"] = parts.pop(TRAINING_WEIGHTS)
     with explained_loading("The run", folder):  # something else, or another version, may have written the folder

@@ -140,6 +140,7 @@ class OptimizerMode:
         optimizers: all that train something.
 
     Attributes:
+        has_modes: whether any of them has modes.
         is_training: whether the weights are those of training.
     """
 
@@ -147,12 +148,13 @@ class OptimizerMode:
         inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
         alone: list[Any] = [one for each in inner for one in (each if isinstance(each, Optimizers) else [each])]
         self._optimizers = [one for one in alone if callable(getattr(one, "train", None)) and hasattr(one, "eval")]
+        self.has_modes = bool(self._optimizers)
         self.is_training = False
 
     @property
     def changes_weights(self) -> bool:
         """Whether the weights to evaluate and save are other ones than those that the model has now."""
-        return self.is_training and bool(self._optimizers)
+        return self.is_training and self.has_modes
 
     def train(self) -> None:
         """Give the model the weights of training."""

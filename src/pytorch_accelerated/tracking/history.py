@@ -45,11 +45,14 @@ class RunHistory(StepHistory, ABC):
     are kept here.
 
     Attributes:
+        is_evaluated_beside: whether values of evaluations come later than the epochs to which they belong, because
+            another process evaluates the training states of the run.
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
         updates_done: optimizer updates so far, counted by the loop. If the history is not reset, a second run continues
             the count of the first.
     """
 
+    is_evaluated_beside = False
     _metric_name_prefix = _evaluation_set = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
@@ -138,6 +141,16 @@ class RunHistory(StepHistory, ABC):
 
     def _set_epoch(self, epoch: int) -> None:
         self._current_epoch = epoch
+
+    @contextlib.contextmanager
+    def measuring_at(self, epoch: int, update: int) -> Iterator[None]:
+        """Context in which values are recorded for an earlier epoch and update."""
+        before = self._current_epoch, self.updates_done
+        self._current_epoch, self.updates_done = epoch, update
+        try:
+            yield
+        finally:
+            self._current_epoch, self.updates_done = before
 
     @property
     def records(self) -> Sequence[MetricRecord]:
