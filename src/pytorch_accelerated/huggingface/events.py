@@ -225,11 +225,6 @@ class TrainerCallback:
 
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-# Methods for these are not looked up each time.
-_FREQUENT_EVENTS = frozenset(
-    f"on_{moment}"
-    for moment in ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end", "prediction_step")
-)
 # Flags of the control that are cleared when an event begins: fulfilled, or about to be decided again.
 _CLEARED_AT = {
     "on_train_begin": ("should_training_stop",),
@@ -248,8 +243,8 @@ _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 class CallbackHandler(EventHandler):
     """Holds the callbacks of a trainer, in the order given, and calls them with ``args, state, control``.
 
-    Callbacks may be genuine ones of `transformers`, or any objects with methods named like events. All attributes but
-    the callbacks are handed to these.
+    Callbacks may be genuine ones of `transformers`, or any objects with methods named like events. They and their
+    methods may be exchanged at any time. All attributes but the callbacks are handed to them.
 
     Args:
         callbacks: instances, or classes that can be made without arguments.
@@ -265,8 +260,6 @@ class CallbackHandler(EventHandler):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None  # until there is one
         self.eval_dataloader: Any = None
-        self._known_callbacks: list[Any] = []
-        self._agrees = False
         for callback in callbacks:
             self.add_callback(callback)
 
@@ -304,16 +297,15 @@ class CallbackHandler(EventHandler):
 
     def listens_to(self, event: str) -> bool:
         """Whether any callback does something at `event`."""
-        return bool(self._methods_now(event))
+        return bool(self.acting_methods(event))
 
     def ranks_agree_after_each_update(self) -> bool:
         """Whether some callback may set a flag of the control at any time, as the callbacks declare."""
-        self._notice_changes()
-        return self._agrees
+        return any(map(needs_agreement, self.callbacks))
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Call all callbacks in their order, and return the control that they leave."""
-        for method in self._methods_now(event):
+        for method in self.acting_methods(event):
             parts = {name: getattr(self, name) for name in _HANDED_OVER}
             result = method(args, state, control, **parts, **kwargs)
             if result is not None:
@@ -359,23 +351,6 @@ class CallbackHandler(EventHandler):
     def _empty_bases(self) -> tuple[type, ...]:
         genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", TrainerCallback)
         return TrainerCallback, genuine
-
-    def _methods_now(self, event: str) -> list[Callable[..., Any]]:
-        """The methods that act at `event`.
-
-        Callbacks and their methods may be exchanged at any time. The former is noticed at once; the latter at the next
-        event that is not among the frequent ones, so that idle events cost next to nothing.
-        """
-        if event not in _FREQUENT_EVENTS:
-            self._forget_methods()
-        self._notice_changes()
-        return self._methods[event]
-
-    def _notice_changes(self) -> None:
-        if self._callbacks != self._known_callbacks:
-            self._known_callbacks = list(self._callbacks)
-            self._agrees = any(map(needs_agreement, self._callbacks))
-            self._forget_methods()
 
 
 for _event in EVENTS:  # each is also a method, which scripts call
