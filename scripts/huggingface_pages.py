@@ -94,7 +94,6 @@ _NATIVE = {
     "log_level_replica": "`logging`",
     "log_on_each_node": "none: only the first process of all logs",
     "include_num_input_tokens_seen": "a callback's `on_train_step_end`",
-    "skip_memory_metrics": "`ProfilerCallback`",
     "eval_strategy": "every epoch, if there is an `eval_dataset`; `StepBasedEvaluationCallback`",
     "eval_steps": "`StepBasedEvaluationCallback`",
     "eval_delay": "`request_evaluation()` in a callback",

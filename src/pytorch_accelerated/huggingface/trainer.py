@@ -46,7 +46,6 @@ from pytorch_accelerated.huggingface.trainer_callback import (
 )
 from pytorch_accelerated.huggingface.trainer_utils import (
     EvalLoopOutput,
-    MemoryMeter,
     PredictionOutput,
     TrainOutput,
     output_dir_of,
@@ -132,7 +131,6 @@ class Trainer(TrainerHooks):
         parallel.refuse_processes(args)
         parallel.warn_about_idle_devices(args)
         set_log_level(args)
-        meter = MemoryMeter("init", is_on=not args.skip_memory_metrics)
         parallel.seed_run(args)
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
@@ -182,7 +180,6 @@ class Trainer(TrainerHooks):
             with explained(folder, "making the folder"):
                 folder.mkdir(parents=True, exist_ok=True)
         self.state = _new_state(self)
-        self._engine.init_metrics = meter.stop()
         self._engine.events.fire("on_init_end")
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
@@ -373,8 +370,6 @@ class Trainer(TrainerHooks):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
-        if self._engine.has_placed(inputs):
-            return inputs
         device = self._engine.device
         values = inputs.values() if isinstance(inputs, Mapping) else inputs
         if all(isinstance(value, torch.Tensor) and value.device == device for value in values):
@@ -409,7 +404,6 @@ class Trainer(TrainerHooks):
             return {name: value for metrics in several for name, value in metrics.items()}
         output, metrics = _measured_loop(
             self,
-            "eval",
             lambda: self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
             # Nothing but `compute_metrics` uses the predictions.
@@ -431,7 +425,6 @@ class Trainer(TrainerHooks):
         """
         output, metrics = _measured_loop(
             self,
-            "test",
             lambda: self.get_test_dataloader(test_dataset),
             description="Prediction",
             ignore_keys=ignore_keys,
@@ -783,18 +776,14 @@ def _evaluated(
 
 
 def _measured_loop(
-    trainer: Trainer, stage: str, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
+    trainer: Trainer, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
 ) -> tuple[EvalLoopOutput, dict[str, Any]]:
-    """The output of `evaluation_loop`, and its metrics with those of time and memory."""
-    args, engine = trainer.args, trainer._engine
-    meter, started = MemoryMeter(stage, is_on=not args.skip_memory_metrics), time.time()
+    """The output of `evaluation_loop`, and its metrics with those of time."""
+    args, started = trainer.args, time.time()
     output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
     metrics, samples = dict(output.metrics or {}), output.num_samples or 0
     steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
-    if engine.training is None:  # which would have prepared the model
-        metrics[f"{metric_key_prefix}_model_preparation_time"] = round(engine.preparation_seconds, 4)
     metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
-    metrics.update({**engine.init_metrics, **meter.stop()})
     return output, metrics
 
 

@@ -1,4 +1,4 @@
-"""What scripts import from here: results, strategies, checkpoint folders, measures of time and memory."""
+"""What scripts import from here: results, strategies, checkpoint folders, measures of time."""
 
 from __future__ import annotations
 
@@ -217,45 +217,6 @@ def speed_metrics(
             if count is not None:
                 metrics[f"{split}_{name}_per_second"] = round(count / seconds, 3)
     return metrics
-
-
-class MemoryMeter:
-    """Measures how much memory this process takes, from now on.
-
-    Args:
-        stage: the first word of the metrics' names.
-        is_on: otherwise there are no metrics.
-    """
-
-    def __init__(self, stage: str, *, is_on: bool = True) -> None:
-        self._stage, self._is_on = stage, is_on
-        self._has_gpu = is_on and torch.cuda.is_available()
-        if self._has_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        self._bytes_before = self._bytes_now()
-
-    def stop(self) -> dict[str, int]:
-        """The change in bytes since the start: negative if memory was freed.
-
-        Host memory is ``<stage>_mem_cpu_alloc_delta``. With CUDA there are ``_mem_gpu_alloc_delta`` too, and
-        ``_mem_gpu_peaked_delta``, by which the peak exceeded the final value.
-        """
-        before, now = self._bytes_before, self._bytes_now()
-        deltas = {f"{self._stage}_mem_{device}_alloc_delta": now[device] - before[device] for device in now}
-        if self._has_gpu:
-            peaked = torch.cuda.max_memory_allocated() - now["gpu"]
-            deltas[f"{self._stage}_mem_gpu_peaked_delta"] = peaked
-        return deltas
-
-    def _bytes_now(self) -> dict[str, int]:
-        if not self._is_on:
-            return {}
-        import psutil  # comes with accelerate
-
-        bytes_in_use = {"cpu": int(psutil.Process().memory_info().rss)}
-        if self._has_gpu:
-            bytes_in_use["gpu"] = torch.cuda.memory_allocated()
-        return bytes_in_use
 
 
 def warn(message: str) -> None:

@@ -243,7 +243,6 @@ class Arguments:
         kind=rules.TOKENS_TO_COUNT,
         choices=("no", "all", "non_padding"),
     )
-    skip_memory_metrics: bool = argument(True, "Do not measure memory.")
 
     # Evaluation
     eval_strategy: IntervalStrategy | str = argument("no", "When to evaluate.")
@@ -312,6 +311,7 @@ class Arguments:
     liger_kernel_config: str | None = unsupported(None, _LIGER)
     use_cache: bool = unsupported(False, "Set `model.config.use_cache`.")
     neftune_noise_alpha: float | None = unsupported(None, "Let a forward hook of the embedding add noise.")
+    skip_memory_metrics: bool = unsupported(True, "Read `torch.cuda.max_memory_allocated()` in `on_log`.")
     torch_empty_cache_steps: int | None = unsupported(None, "Call `torch.cuda.empty_cache()` in `on_step_end`.")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)

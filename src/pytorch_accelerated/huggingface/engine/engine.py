@@ -45,15 +45,12 @@ class Engine(NativeTrainer):
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
         ranks, accelerator, states: those of the context.
-        init_metrics: the memory that making the trainer took, if that is measured.
-        preparation_seconds: the time to prepare the model for the last evaluation.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
     ranks: Ranks = view("ranks")
     accelerator: Accelerator = view("accelerator")
     states: CheckpointStates = view("states")
-    preparation_seconds = 0.0
     _makes_optimizer = True
     _kind_of_states = CheckpointStates
 
@@ -62,7 +59,6 @@ class Engine(NativeTrainer):
         self.events = Events(face)
         self.given_optimizer, self.given_schedule = optimizers
         self.training: FaceTraining | None = None
-        self.init_metrics: dict[str, int] = {}
         self.warns_without_metrics = True
         self._order: Order = None  # type: ignore[assignment]  # until a training is asked for
         self._evaluate_batch: Callable[[Any], Any] | None = None
@@ -77,12 +73,6 @@ class Engine(NativeTrainer):
         return self.training.face_step
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate of the last update."""
-        has_step = self.training is not None and self.training.step is not None
-        return self.step.learning_rate if has_step else 0.0
-
-    @property
     def batches_of_update(self) -> int:
         """Batches of this process in the current update. The last update of an epoch may have fewer than the others."""
         most = self._face.args.gradient_accumulation_steps
@@ -95,11 +85,6 @@ class Engine(NativeTrainer):
     def batch_samples(self) -> int | None:
         """Rows of the batch that is being evaluated, as far as the loader knows."""
         return self._batch_samples
-
-    def has_placed(self, batch: Any) -> bool:
-        """Whether `batch` is the current one of the training, which the loader has put on the device."""
-        training = self.training
-        return training is not None and training.step is not None and batch is training.step.micro_batch.batch
 
     def gather_padded(self, tensors: Any, padding_value: float) -> Any:
         """`gather` that keeps rows of nothing but padding: the labels of a row may all be -100."""

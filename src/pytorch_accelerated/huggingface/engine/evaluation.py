@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +25,6 @@ def evaluate(context: Context, loader: Any, collector: PredictionCollector, trai
         collector: collects what the engine computes of a batch.
         training: the one that has requested the evaluation, if any.
     """
-    started = time.perf_counter()
     part: contextlib.AbstractContextManager[Any]
     give_up: Callable[[str], BaseException]
     if training is not None and getattr(loader, "persistent_workers", False):
@@ -35,7 +33,6 @@ def evaluate(context: Context, loader: Any, collector: PredictionCollector, trai
         part = loader_of_pass(context, loader, None)
     give_up = StopTrainingError if training is not None else lambda reason: context.stopping.signals.exit()
     with _model_of_the_moment(context), part as adapted:
-        context.trainer.preparation_seconds = time.perf_counter() - started
         return Prediction(context).run(adapted, collector, give_up)
 
 

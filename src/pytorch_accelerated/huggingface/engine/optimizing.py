@@ -189,12 +189,17 @@ def _warmed_up(warmup: int, after: Factor) -> Factor:
     return lambda step: step / max(1, warmup) if step < warmup else after(step)
 
 
-def _progress(step: int, warmup: int, total: int) -> float:
-    return (step - warmup) / max(1, total - warmup)
+def _falling(warmup: int, total: int, height: Callable[[float], float], least: float = 0.0) -> Factor:
+    """Down to `least` after the warmup, in a shape that goes from 1 to 0 with the share that is done."""
+
+    def factor(step: int) -> float:
+        return max(0.0, height((step - warmup) / max(1, total - warmup)) * (1 - least) + least)
+
+    return _warmed_up(warmup, factor)
 
 
 def _linear(*, warmup: int, total: int) -> Factor:
-    return _warmed_up(warmup, lambda step: max(0.0, (total - step) / max(1, total - warmup)))
+    return _falling(warmup, total, lambda done: 1.0 - done)
 
 
 def _cosine(
@@ -210,12 +215,11 @@ def _cosine(
     if (min_lr is None) == (min_lr_rate is None):
         raise TypeError("give one of min_lr and min_lr_rate")
     least = min_lr / peak if min_lr_rate is None else min_lr_rate  # type: ignore[operator]  # one of them is given
+    return _falling(warmup, total, lambda done: _wave(2.0 * num_cycles * done), least)
 
-    def factor(step: int) -> float:
-        wave = 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * _progress(step, warmup, total)))
-        return max(0.0, wave * (1 - least) + least)
 
-    return _warmed_up(warmup, factor)
+def _wave(half_turns: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * half_turns))
 
 
 def _cosine_one_step_ahead(
@@ -232,21 +236,11 @@ def _cosine_one_step_ahead(
 
 
 def _cosine_with_restarts(*, warmup: int, total: int, num_cycles: int = 1) -> Factor:
-    def factor(step: int) -> float:
-        progress = _progress(step, warmup, total)
-        return 0.0 if progress >= 1 else 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0)))
-
-    return _warmed_up(warmup, factor)
+    return _falling(warmup, total, lambda done: 0.0 if done >= 1 else _wave((num_cycles * done) % 1.0))
 
 
 def _polynomial(*, warmup: int, total: int, peak: float, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
-    def factor(step: int) -> float:
-        if step > total:
-            return lr_end / peak
-        left: float = (1 - _progress(step, warmup, total)) ** power
-        return ((peak - lr_end) * left + lr_end) / peak
-
-    return _warmed_up(warmup, factor)
+    return _falling(warmup, total, lambda done: max(0.0, 1.0 - done) ** power, lr_end / peak)
 
 
 def _constant() -> Factor:
@@ -276,7 +270,7 @@ def _warmup_stable_decay(
     stable = total - warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
     shapes: dict[str, Callable[[float], float]] = {
         "linear": lambda left: left,
-        "cosine": lambda left: 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * (1.0 - left))),
+        "cosine": lambda left: _wave(2.0 * num_cycles * (1.0 - left)),
         "1-sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
     }
     for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
@@ -284,14 +278,12 @@ def _warmup_stable_decay(
             raise TypeError(f"{name} is {shape!r}, choose one of {', '.join(map(repr, shapes))}")
 
     def factor(step: int) -> float:
-        if warmup <= step < warmup + stable:
-            return 1.0
+        if step >= warmup + stable + num_decay_steps:
+            return min_lr_ratio
         if step < warmup:
             height = shapes[warmup_type](step / max(1, warmup))
-        elif step < warmup + stable + num_decay_steps:
-            height = shapes[decay_type](1.0 - (step - warmup - stable) / max(1, num_decay_steps))
         else:
-            return min_lr_ratio
+            height = shapes[decay_type](min(1.0, 1.0 - (step - warmup - stable) / max(1, num_decay_steps)))
         return max(0.0, height * (1 - min_lr_ratio) + min_lr_ratio)
 
     return factor

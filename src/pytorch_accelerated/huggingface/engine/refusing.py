@@ -140,7 +140,7 @@ READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
     "tokenizer": lambda trainer: trainer.processing_class,
     "_memory_tracker": _always(_NO_MEMORY_TRACKER),
-    "_get_learning_rate": lambda trainer: lambda: trainer._engine.learning_rate,
+    "_get_learning_rate": lambda trainer: lambda: trainer.get_learning_rates()[0],
     "_get_output_dir": lambda trainer: lambda trial=None: str(trainer.args.output_dir),
     "_prepare_input": lambda trainer: lambda data: send_to_device(data, trainer.args.device),
     "autocast_smart_context_manager": lambda trainer: lambda cache_enabled=True: trainer.accelerator.autocast(),

@@ -15,7 +15,6 @@ from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, S
 from pytorch_accelerated.huggingface.engine.step import FaceStep
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
-    MemoryMeter,
     TrainOutput,
     output_dir_of,
     refuse_steps_taken_by_others,
@@ -65,7 +64,6 @@ class FaceTraining(Training):
         self.evaluates_as_requested = False
         self.output: TrainOutput | None = None
         self.order, self._args = order, self.face.args
-        self._meter = MemoryMeter("train", is_on=not self._args.skip_memory_metrics)
         self.log = TrainingLog(self)
         self._first_step = 0
         self.started = time.time()
@@ -252,7 +250,6 @@ class FaceTraining(Training):
         self.face.store_flos()
         metrics["total_flos"] = self.face.state.total_flos
         metrics["train_loss"] = train_loss
-        metrics.update({**self._engine.init_metrics, **self._meter.stop()})
         self.face.log(metrics)
         self._engine.states.delete_superfluous()
         skipped, warnings = self.context.state.skipped_updates, self.context.shown_warnings.count
