@@ -233,12 +233,6 @@ class Trainer(TrainerHooks):
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             self.state = _new_state(self)
             order = Order(
-                evaluate=self._evaluate,
-                determine_best_metric=self._determine_best_metric,
-                save_checkpoint=self._save_checkpoint,
-                load_from_checkpoint=self._load_from_checkpoint,
-                load_best_model=self._load_best_model,
-                load_callback_state=self._load_callback_state,
                 counter=knowledge.BatchCounter(
                     self.floating_point_ops if estimates_operations else None,
                     tokens_counted=str(self.args.include_num_input_tokens_seen),

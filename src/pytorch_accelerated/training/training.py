@@ -49,6 +49,8 @@ class Training:
         all_agree_after_each_update: whether there are several ranks, of which any may ask to stop within each update.
     """
 
+    #: The step without the variants that a run requires.
+    kind_of_step: type[Step] = Step
     #: Whether the loop makes step records of its losses.
     has_step_records = True
 
@@ -64,17 +66,16 @@ class Training:
         self._updates_of_epoch: int | None = None
         context.losses = LossTracker() if context.settings.nonfinite_policy is None else FiniteLossTracker()
 
-    def make_step(self, kind: type[Step] = Step, *, steps_scheduler: bool) -> None:
+    def make_step(self, *, steps_scheduler: bool) -> None:
         """Create the step, now that all of its parts exist.
 
         Args:
-            kind: the step without the variants that the run requires.
             steps_scheduler: whether the scheduler steps after each update.
         """
         context = self.context
         self.safe_point = make_safe_point(context)
         own, is_noted = own_hooks(context.trainer, _OWN_PARTS), self.safe_point is not None
-        self.step = make_step(context, kind, own, steps_scheduler=steps_scheduler, is_noted=is_noted)
+        self.step = make_step(context, self.kind_of_step, own, steps_scheduler=steps_scheduler, is_noted=is_noted)
         if self.has_step_records:
             updates = None if context.config is None else context.config.max_num_train_steps
             every = context.settings.record_every_n_steps

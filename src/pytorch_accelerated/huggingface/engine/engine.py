@@ -5,28 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.context import Context, view
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
-from pytorch_accelerated.huggingface.engine.evaluation import evaluate
 from pytorch_accelerated.huggingface.engine.order import Order, warn_of_earlier_checkpoints
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
+from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.models.wrappers import bare_model
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 from pytorch_accelerated.training.checks import check_optimizer_of
-from pytorch_accelerated.training.preparing import distributed
+from pytorch_accelerated.training.evaluation import Prediction
+from pytorch_accelerated.training.preparing import distributed, loader_of_pass
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.huggingface.engine.step import FaceStep
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.processes.ranks import Ranks
@@ -70,7 +74,7 @@ class Engine(NativeTrainer):
     def step(self) -> FaceStep:
         """Does the updates of the current training, or of the last one right after it."""
         assert self.training is not None
-        return self.training.face_step
+        return self.training.step
 
     @property
     def batches_of_update(self) -> int:
@@ -95,19 +99,30 @@ class Engine(NativeTrainer):
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
         training = self.training if self.run_context.is_at_work else None
-        is_asked_for = training is not None and training.evaluates_as_requested
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
-            with contextlib.nullcontext() if is_asked_for else self._during_run(TrainSettings(num_epochs=1)):
-                asked_by = training if is_asked_for else None
-                output: EvalLoopOutput = evaluate(self.run_context, loader, collector, asked_by)
-                # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next
-                # step of training changes.
-                self.model.eval()
-                return output
+            if training is not None and training.evaluates_as_requested:
+                return self._evaluate_rows(training.loader_of_pass(loader), collector, StopTrainingError)
+            with self._during_run(TrainSettings(num_epochs=1)) as context:
+                part = loader_of_pass(context, loader, None)
+                return self._evaluate_rows(part, collector, lambda reason: context.stopping.signals.exit())
         finally:
             self._evaluate_batch = outer
+
+    def _evaluate_rows(
+        self,
+        part: contextlib.AbstractContextManager[RunLoader],
+        collector: PredictionCollector,
+        give_up: Callable[[str], BaseException],
+    ) -> EvalLoopOutput:
+        """The result of `collector` for this rank's part of a loader; `give_up` makes the error after a signal."""
+        with _model_of_the_moment(self.run_context), part as loader:
+            output: EvalLoopOutput = Prediction(self.run_context).run(loader, collector, give_up)
+        # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next step of
+        # training changes.
+        self.model.eval()
+        return output
 
     def run_training(self, order: Order, checkpoint: Path | None) -> TrainOutput:
         """Do what `order` says, from `checkpoint` on. Must be called by all ranks."""
@@ -209,3 +224,20 @@ class _Moments(TrainerCallback):
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
         self._events.close_displays()
+
+
+@contextlib.contextmanager
+def _model_of_the_moment(context: Context) -> Iterator[None]:
+    """The model that the trainer that users see has now. A script may have replaced it for one evaluation."""
+    trained, model = context.model, context.holder.model
+    if context.prepared is None or bare_model(trained) is model:
+        context.model = model if context.prepared is None else trained
+        yield
+        return
+    prepared = PreparedModel(context.accelerator, model, None, for_training=False)
+    context.model = prepared.model
+    try:
+        yield
+    finally:
+        prepared.release(model)
+        context.model = trained

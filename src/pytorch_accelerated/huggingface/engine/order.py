@@ -26,21 +26,14 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What the trainer that users see asks of one training, and its methods that scripts override.
+    """What the trainer that users see asks of one training.
 
     Attributes:
-        evaluate: the trainer's `_evaluate`. The other methods, too, are named like its own without the underscore.
         counter: of operations and tokens.
         batch_size: rows of a batch on one device.
         ignore_keys: outputs of the model that evaluations leave out.
     """
 
-    evaluate: Callable[..., dict[str, float]]
-    determine_best_metric: Callable[[dict[str, float], Any], bool]
-    save_checkpoint: Callable[[Any, Any], None]
-    load_from_checkpoint: Callable[[str], None]
-    load_best_model: Callable[[], None]
-    load_callback_state: Callable[[], None]
     counter: BatchCounter
     batch_size: int
     ignore_keys: Any

@@ -27,8 +27,6 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     holds_run,
     weights_in,
 )
-from pytorch_accelerated.huggingface.engine.order import Order
-from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints
 from pytorch_accelerated.training.states import States
@@ -46,25 +44,19 @@ class CheckpointStates(States):
         """The checkpoint itself, which the Hugging Face trainer has already found."""
         return None if source is None else Path(source)
 
-    @property
-    def order(self) -> Order:
-        """What the trainer asks of the current training."""
-        training: FaceTraining = self.context.training  # type: ignore[assignment]
-        return training.order
-
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the checkpoint as the Hugging Face trainer does."""
-        context, face, order = self.context, self.context.holder, self.order
+        context, face = self.context, self.context.holder
         saved = read_trainer_state(state)
         if holds_run(state):
             self.load_checkpoint(state)
-            if not is_ours(order.load_from_checkpoint):  # which may load more
-                order.load_from_checkpoint(str(state))
+            if not is_ours(face._load_from_checkpoint):  # which may load more
+                face._load_from_checkpoint(str(state))
         else:
-            load_weights = functools.partial(order.load_from_checkpoint, str(state))
+            load_weights = functools.partial(face._load_from_checkpoint, str(state))
             take_over_foreign(context.trainer, state, saved.global_step, load_weights)
         restore_state(face.state, saved, face.args, context.ranks)
-        order.load_callback_state()
+        face._load_callback_state()
         if face.args.ignore_data_skip:
             context.state.samples_in_epoch = context.state.batches_in_epoch = 0
         if context.state.is_evaluation_due:
@@ -74,7 +66,7 @@ class CheckpointStates(States):
     def load_best(self, best: Path) -> None:
         """Load the weights of the best checkpoint, at the end of a training."""
         try:
-            self.order.load_best_model()
+            self.context.holder._load_best_model()
         except InvalidCheckpointError as error:
             reason = str(error) if best.is_dir() else "its folder is gone."
             raise InvalidCheckpointError(

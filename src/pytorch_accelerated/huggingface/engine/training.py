@@ -21,7 +21,6 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
-from pytorch_accelerated.steps.step import Step
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.training.preparing import loader_of_pass
 from pytorch_accelerated.training.training import Training
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.facts.context import Context
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.engine.order import Order
-    from pytorch_accelerated.huggingface.events import Events, TrainerState
+    from pytorch_accelerated.huggingface.events import TrainerState
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.processes.ranks import Ranks
 
@@ -54,11 +53,15 @@ class FaceTraining(Training):
         output: the result, once the training is over.
     """
 
+    step: FaceStep
+    kind_of_step = FaceStep
     has_step_records = False  # `logging_steps` says which losses belong together
 
     def __init__(self, context: Context, order: Order) -> None:
         super().__init__(context)
         self.face: Trainer = context.holder
+        self._engine: Engine = context.trainer
+        self._events = self._engine.events
         self.counter = order.counter
         self.first_tokens = 0
         self.evaluates_as_requested = False
@@ -72,15 +75,6 @@ class FaceTraining(Training):
         self._kept_workers = contextlib.ExitStack()
         context.losses = LossTracker(leaves_out_non_finite=self._args.logging_nan_inf_filter)
 
-    @property
-    def _engine(self) -> Engine:
-        engine: Engine = self.context.trainer
-        return engine
-
-    @property
-    def _events(self) -> Events:
-        return self._engine.events
-
     def plan(self, loader: Any) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
         args, state = self._args, self.face.state
@@ -89,27 +83,20 @@ class FaceTraining(Training):
         state.compute_steps(args, state.max_steps)
         return state.max_steps
 
-    @property
-    def face_step(self) -> FaceStep:
-        """Does the updates of this training."""
-        return self.step  # type: ignore[return-value]
-
-    def make_step(self, kind: type[Step] = FaceStep, *, steps_scheduler: bool) -> None:
-        """A step that calls the `training_step` of the trainer."""
-        super().make_step(kind, steps_scheduler=steps_scheduler)
-
     def release(self) -> None:
         """Remove what training wrapped around the model from the trainer that users see, too."""
         super().release()
         self._kept_loaders.clear()
         self._kept_workers.close()
 
-    def kept_loader(self, loader: Any) -> RunLoader:
-        """This rank's part of an evaluation loader, whose workers live until the training is over."""
+    def loader_of_pass(self, loader: Any) -> contextlib.AbstractContextManager[RunLoader]:
+        """This rank's part of an evaluation loader. Persistent workers live until the training is over."""
+        part = loader_of_pass(self.context, loader, None)
+        if not getattr(loader, "persistent_workers", False):
+            return part
         if loader not in self._kept_loaders:
-            part = loader_of_pass(self.context, loader, None)
             self._kept_loaders[loader] = self._kept_workers.enter_context(part)
-        return self._kept_loaders[loader]
+        return contextlib.nullcontext(self._kept_loaders[loader])
 
     @property
     def epochs_done(self) -> float:
@@ -139,7 +126,7 @@ class FaceTraining(Training):
         logger.info("Training begins: steps %d to %d", first_step, max_steps)
         self._events.fire("on_train_begin")
         if self._args.eval_on_start:
-            self.order.evaluate(None, self.order.ignore_keys, skip_scheduler=True)
+            self.face._evaluate(None, self.order.ignore_keys, skip_scheduler=True)
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or method of the user may set flags on one rank alone."""
@@ -215,10 +202,10 @@ class FaceTraining(Training):
         """Evaluate at a safe point, and compare with the best model."""
         self.evaluates_as_requested = True
         try:
-            metrics = self.order.evaluate(None, self.order.ignore_keys)
+            metrics = self.face._evaluate(None, self.order.ignore_keys)
         finally:
             self.evaluates_as_requested = False
-        is_best = self.order.determine_best_metric(metrics, None)
+        is_best = self.face._determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
             self.face.control.should_save = is_best
         self.agree_on_control()
@@ -227,7 +214,7 @@ class FaceTraining(Training):
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested, at a safe point."""
-        self.order.save_checkpoint(self.face.model_wrapped, None)
+        self.face._save_checkpoint(self.face.model_wrapped, None)
         logger.info("Saved %s", self._engine.states.checkpoint_folder())
         self._events.fire("on_save")
         self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
@@ -246,7 +233,7 @@ class FaceTraining(Training):
         self.log.take()
         steps = self.face.state.global_step - self._first_step
         train_loss = self.log.mean if steps else 0.0
-        metrics = speed_metrics("train", self.started, num_samples=self.face_step.samples_used, num_steps=steps)
+        metrics = speed_metrics("train", self.started, num_samples=self.step.samples_used, num_steps=steps)
         self.face.store_flos()
         metrics["total_flos"] = self.face.state.total_flos
         metrics["train_loss"] = train_loss
@@ -285,7 +272,7 @@ class TrainingLog:
 
     def write(self) -> None:
         """Log the mean loss of the steps since the last log, if there were any. Must be called by all ranks."""
-        training, step = self._training, self._training.face_step
+        training, step = self._training, self._training.step
         if training.face.state.global_step == self._last_step:
             return
         mean, left_out = self.take()
