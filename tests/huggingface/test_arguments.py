@@ -58,7 +58,7 @@ def make(**arguments: Any) -> TrainingArguments:
 
 def another_value(name: str) -> Any:
     """A value that differs from the default."""
-    given: dict[str, Any] = {"fsdp": "full_shard", "fsdp_config": {"min_num_params": 1}}
+    given: dict[str, Any] = {"fsdp": "full_shard", "fsdp_config": {"reshard_after_forward": False}}
     given["accelerator_config"] = rules.AcceleratorConfig(non_blocking=True).to_dict()
     if name in given:
         return given[name]
@@ -274,10 +274,6 @@ def test_values_follow_from_those_that_are_given(given: dict[str, Any], expected
         ({"fsdp": True, "fsdp_config": {"forward_prefetch": True}}, ConfigurationError, "has 'forward_prefetch', but"),
         ({"fsdp": True, "fsdp_config": {"fsdp_version": 1}}, ConfigurationError, "`fsdp_config` has version 1"),
         (
-            {"fsdp": True, "fsdp_config": {"min_num_params": 1, "transformer_layer_cls_to_wrap": "Layer"}},
-            *(ConfigurationError, "both min_num_params and transformer_layer_cls_to_wrap"),
-        ),
-        (
             {"warmup_ratio": 0.1, "warmup_steps": 3},
             ConfigurationError,
             "two names of one .*: give `warmup_steps` alone",
@@ -356,7 +352,7 @@ def test_trackers_are_reported_to_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     [
         BEST,
         {"report_to": "none", "logging_dir": "logs"},
-        {"fsdp": "true", "fsdp_config": '{"min_num_params": 1}', "include_num_input_tokens_seen": True},
+        {"fsdp": "true", "fsdp_config": '{"reshard_after_forward": false}', "include_num_input_tokens_seen": True},
     ],
 )
 def test_copies_of_arguments_are_the_same(arguments: dict[str, Any]) -> None:

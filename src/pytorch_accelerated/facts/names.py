@@ -19,17 +19,8 @@ from pytorch_accelerated.facts.order import EVENTS
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-# Arguments that Keras, Lightning, fastai and transformers call something else.
-_ARGUMENTS_ELSEWHERE = {
-    "batch_size": "per_device_batch_size",
-    "criterion": "loss_func",
-    "epochs": "num_epochs",
-    "loss_fn": "loss_func",
-    "max_epochs": "num_epochs",
-    "max_steps": "max_num_train_steps",
-    "num_train_epochs": "num_epochs",
-    "scheduler": "create_scheduler_fn",
-}
+# Arguments of Keras, Lightning, fastai and transformers whose names are not like ours.
+_ARGUMENTS_ELSEWHERE = {"criterion": "loss_func", "scheduler": "create_scheduler_fn"}
 
 
 @dataclasses.dataclass

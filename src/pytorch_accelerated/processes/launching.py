@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,22 +253,23 @@ def check_group(state: Any, world: World | None) -> None:
         )
 
 
-def notebook_launcher(*args: Any, **kwargs: Any) -> None:
+def notebook_launcher(
+    function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int | None = None, **options: Any
+) -> None:
     """Call a function in several new processes, or in this one if `num_processes` is 1.
 
-    It has the parameters of `accelerate.notebook_launcher`, which it calls, most often ``notebook_launcher(function,
-    args=(...), num_processes=2)``. The processes are copies of this one: the function makes the trainer, and nothing
-    may have used a GPU before. What it returns is lost; write results to files.
+    The processes are copies of this one: the function makes the trainer, and nothing may have used a GPU before. What
+    it returns is lost; write results to files.
+
+    Args:
+        function: to call in each process.
+        args: its arguments.
+        num_processes: how many, as for `accelerate.notebook_launcher`.
+        options: further arguments of that function, by name.
     """
-    given = inspect.signature(accelerate.notebook_launcher).bind(*args, **kwargs)
-    function = given.arguments["function"]
 
     @functools.wraps(function)
     def without_result(*args: Any) -> None:
         function(*args)  # torch would fail to send back a result that cannot be pickled
 
-    given.arguments["function"] = without_result
-    accelerate.notebook_launcher(*given.args, **given.kwargs)
-
-
-notebook_launcher.__signature__ = inspect.signature(accelerate.notebook_launcher)  # type: ignore[attr-defined]
+    accelerate.notebook_launcher(without_result, tuple(args), num_processes, **options)

@@ -96,7 +96,6 @@ class LateCounts:
         self._ranks = ranks
         self.counts: list[Any] = []
         self._reference = 1.0
-        self._are_tensors = False  # on any rank
         self._is_agreed = self._ranks.count == 1
         self.are_pending = not self._is_agreed
         self.hook_counts: bool | None = None
@@ -139,11 +138,10 @@ class LateCounts:
         Raises:
             HookOutputError: if only some ranks count, so that the others would not take part in the sum.
         """
-        are_tensors = any(isinstance(count, torch.Tensor) for count in self.counts)
-        counting, tensors = zip(*self._ranks.exchange_numbers([bool(self.hook_counts), are_tensors]), strict=True)
+        counting = [counts for (counts,) in self._ranks.exchange_numbers([bool(self.hook_counts)])]
         if len(set(counting)) > 1:
             raise _only_some(f"on rank {', '.join(str(rank) for rank, counts in enumerate(counting) if counts)} only")
-        self._are_tensors, self._is_agreed = any(tensors), True
+        self._is_agreed = True
 
     def take_factor(self) -> float | None:
         """The factor for all gradients, or None without counts; forgets the update. Must be called by all ranks.
@@ -176,9 +174,6 @@ class LateCounts:
             for count in self.counts
             if isinstance(count, torch.Tensor)
         ]
-        if self._are_tensors:
-            number = torch.tensor(float(numbers), dtype=widest_float(device), device=device)
-            return self._ranks.sum_on_device(sum(on_device, number)).item()
         own = numbers + (sum(on_device).item() if on_device else 0)  # type: ignore[union-attr]
         return own if self._ranks.count == 1 else self._ranks.sum([own])[0]
 

@@ -286,7 +286,7 @@ class Arguments:
     fsdp: str | None = argument(None, "true, full_shard, shard_grad_op, auto_wrap.", kind=rules.SHARDING)
     fsdp_config: dict[str, Any] | str | None = argument(
         None,
-        "transformer_layer_cls_to_wrap or min_num_params, reshard_after_forward; as JSON or a path.",
+        "transformer_layer_cls_to_wrap, reshard_after_forward; as JSON or a path.",
         kind=rules.A_DICT_OR_FILE,
         needs="fsdp",
     )

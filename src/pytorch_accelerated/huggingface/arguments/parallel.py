@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WORDS: dict[str, bool | None] = {"full_shard": True, "shard_grad_op": False, "auto_wrap": None}
 _DDP_OPTIONS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _FIRST = "make the arguments first"
-_SETTINGS = ("transformer_layer_cls_to_wrap", "min_num_params", "reshard_after_forward", "version")
+_SETTINGS = ("transformer_layer_cls_to_wrap", "reshard_after_forward", "version")
 
 
 def seed_run(args: TrainingArguments) -> None:
@@ -146,16 +146,13 @@ def check_fsdp(args: Arguments) -> Iterator[str]:
         yield f"`fsdp_config` has {unknown[0]!r}, but the supported settings are {', '.join(_SETTINGS)}"
     if settings.get("version", 2) != 2:
         yield f"`fsdp_config` has version {settings['version']!r}, but only FSDP 2 is supported"
-    if settings.get("min_num_params") and settings.get("transformer_layer_cls_to_wrap"):
-        yield "`fsdp_config` has both min_num_params and transformer_layer_cls_to_wrap: choose one"
 
 
 def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
     """Shard `model` over the ranks in place, as the arguments say, with the weights of rank 0 on the device.
 
     Some layers are gathered one by one for their forward and backward: those of the classes named in `fsdp_config`, or
-    those with at least `min_num_params` parameters, or those that a model of transformers names itself. All others are
-    gathered at once. Must be called by all ranks.
+    those that a model of transformers names itself. All others are gathered at once. Must be called by all ranks.
 
     Raises:
         ConfigurationError: if the model has none of the layers.
@@ -190,9 +187,6 @@ def _settings(args: Arguments) -> dict[str, Any]:
 def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
     """The layers that are sharded separately, inner ones first."""
     inner_first = [module for module in reversed(list(model.modules())) if module is not model]
-    least = settings.get("min_num_params")
-    if least:
-        return _large_layers(inner_first, least)
     given = settings.get("transformer_layer_cls_to_wrap")
     names = {given} if isinstance(given, str) else set(given or unsplittable_layers(model))
     layers = [module for module in inner_first if type(module).__name__ in names]
@@ -202,16 +196,4 @@ def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
             f"`transformer_layer_cls_to_wrap` names {', '.join(map(repr, sorted(missing)))}, but the "
             f"{type(model).__name__} has only {', '.join(sorted({type(one).__name__ for one in inner_first}))}."
         )
-    return layers
-
-
-def _large_layers(inner_first: list[nn.Module], least: int) -> list[nn.Module]:
-    taken: set[nn.Parameter] = set()
-    layers = []
-    for module in inner_first:
-        own = set(module.parameters()) - taken
-        # A list of modules has no forward during which it could be gathered.
-        if sum(one.numel() for one in own) >= least and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            layers.append(module)
-            taken |= own
     return layers
