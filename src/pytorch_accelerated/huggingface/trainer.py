@@ -364,11 +364,7 @@ class Trainer(TrainerHooks):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
-        device = self._engine.device
-        values = inputs.values() if isinstance(inputs, Mapping) else inputs
-        if all(isinstance(value, torch.Tensor) and value.device == device for value in values):
-            return inputs  # as the engine's loaders yield them
-        return send_to_device(inputs, device)
+        return send_to_device(inputs, self._engine.device)
 
     # ----------------------------------------------------------------------------------------- evaluating, predicting
 
@@ -522,7 +518,9 @@ class Trainer(TrainerHooks):
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Gather nested tensors from all ranks. Must be called by all ranks with a batch."""
         padding = self.prediction_padding if name == "logits" else PADDING
-        return None if tensors is None else self._engine.gather_padded(tensors, padding)
+        # Unlike the native `gather`, it keeps rows of nothing but padding: the labels of a row may all be -100.
+        context = self._engine.run_context
+        return None if tensors is None else (context.uneven or context.ranks).gather(tensors, padding)
 
     # -------------------------------------------------------------------------------------------------------- logging
 

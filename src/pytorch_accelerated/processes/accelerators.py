@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from accelerate import Accelerator as Accelerator
@@ -77,8 +77,7 @@ def create_accelerator(
     refuse_parallelism()
     forget_other_precision(mixed_precision)
     world = join_world()
-    if _is_set(_VARIABLES["DEEPSPEED"]):
-        _refuse_deepspeed()
+    _refuse_deepspeed(is_asked_for=_is_set(_VARIABLES["DEEPSPEED"]))
     with meeting(world):
         accelerator = Accelerator(
             mixed_precision=mixed_precision,
@@ -123,8 +122,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
             f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
             "trainer accumulates by itself. Leave it at 1, and pass `gradient_accumulation_steps` to `train`."
         )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        _refuse_deepspeed()
+    _refuse_deepspeed(is_asked_for=accelerator.distributed_type == DistributedType.DEEPSPEED)
     return _checked(accelerator, world, timeout)
 
 
@@ -142,12 +140,13 @@ def _checked(accelerator: Accelerator, world: World | None, timeout: timedelta |
     return accelerator
 
 
-def _refuse_deepspeed() -> NoReturn:
-    raise ConfigurationError(
-        "This process is set up for DeepSpeed, by an Accelerator or by accelerate's configuration, but DeepSpeed "
-        "counts batches, divides losses and steps by itself. Start without it. To shard a model, use torch's "
-        "`fully_shard`, or TrainingArguments(fsdp=True) of pytorch_accelerated.huggingface."
-    )
+def _refuse_deepspeed(*, is_asked_for: bool) -> None:
+    if is_asked_for:
+        raise ConfigurationError(
+            "This process is set up for DeepSpeed, by an Accelerator or by accelerate's configuration, but DeepSpeed "
+            "counts batches, divides losses and steps by itself. Start without it. To shard a model, use torch's "
+            "`fully_shard`, or TrainingArguments(fsdp=True) of pytorch_accelerated.huggingface."
+        )
 
 
 def process_state(*, cpu: bool = False, **group_options: Any) -> PartialState:

@@ -90,10 +90,6 @@ class Engine(NativeTrainer):
         """Rows of the batch that is being evaluated, as far as the loader knows."""
         return self._batch_samples
 
-    def gather_padded(self, tensors: Any, padding_value: float) -> Any:
-        """`gather` that keeps rows of nothing but padding: the labels of a row may all be -100."""
-        return (self.run_context.uneven or self._ranks).gather(tensors, padding_value)
-
     def evaluate_rows(
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
