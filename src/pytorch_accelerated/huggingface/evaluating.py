@@ -243,7 +243,7 @@ def _write(path: Path, metrics: Mapping[str, Any]) -> None:
 CARD_NAME = "README.md"
 _PACKAGES = ("pytorch_accelerated", "torch", "accelerate", "transformers", "datasets", "tokenizers")
 _OF_ONE_MACHINE = ("output_dir", "logging_dir", "resume_from_checkpoint")
-_NO_METRICS = ("_runtime", "_per_second", "epoch")
+_NO_METRICS = ("_runtime", "_per_second", "_preparation_time", "epoch")
 
 
 def model_card(

@@ -15,7 +15,7 @@ from pytorch_accelerated.optional import require
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
 
-_NOT_METRICS = ("_runtime", "_per_second", "_compilation_time")
+_NOT_METRICS = ("_runtime", "_per_second", "_compilation_time", "_preparation_time")
 
 
 class BestRun(NamedTuple):

@@ -775,6 +775,8 @@ def _measured_loop(
     output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
     metrics, samples = dict(output.metrics or {}), output.num_samples or 0
     steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
+    if trainer._engine.training is None:  # which would have prepared the model
+        metrics[f"{metric_key_prefix}_model_preparation_time"] = round(trainer._engine.preparation_seconds, 4)
     metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
     return output, metrics
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +50,14 @@ class Engine(NativeTrainer):
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
         ranks, accelerator, states: those of the context.
+        preparation_seconds: the time to prepare the model for the last evaluation.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
     """
 
     ranks: Ranks = view("ranks")
     accelerator: Accelerator = view("accelerator")
     states: CheckpointStates = view("states")
+    preparation_seconds = 0.0
     _makes_optimizer = True
     _kind_of_states = CheckpointStates
 
@@ -113,7 +116,9 @@ class Engine(NativeTrainer):
         give_up: Callable[[str], BaseException],
     ) -> EvalLoopOutput:
         """The result of `collector` for this rank's part of a loader; `give_up` makes the error after a signal."""
+        started = time.perf_counter()
         with _model_of_the_moment(self.run_context), part as loader:
+            self.preparation_seconds = time.perf_counter() - started
             output: EvalLoopOutput = Prediction(self.run_context).run(loader, collector, give_up)
         # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next step of
         # training changes.
