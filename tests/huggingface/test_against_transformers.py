@@ -84,6 +84,19 @@ SCRIPTS: dict[str, dict[str, Any]] = {
         "learning_rate": 0.5,
         "save_total_limit": 1,
     },
+    "saved at some of the evaluations": {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "metric_for_best_model": "loss",
+    },
+    "the best is not saved": {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "epoch",
+        "metric_for_best_model": "loss",
+    },
     "saved when best": {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "loss"},
     "sgd without clipping": {"optim": "sgd", "max_grad_norm": 0.0, "weight_decay": 0.1},
     "plateau": {
@@ -192,8 +205,7 @@ def sentences(size: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # which PEFT asks for
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Llama with adapters"])
+@pytest.mark.parametrize(("kind", "accumulation"), [("GPT2", 3), ("Llama", 1), ("Llama with adapters", 3)])
 def test_a_language_model_trains_the_same(kind: str, accumulation: int, tmp_path: Path) -> None:
     def make_model() -> Any:
         model = tiny_language_model() if kind == "GPT2" else tiny_llama()

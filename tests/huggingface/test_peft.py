@@ -69,7 +69,7 @@ def test_a_resume_is_exact(settings: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.load.*:FutureWarning")
-@pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")])
+@pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours")])
 def test_each_resumes_from_the_checkpoint_of_the_other(first: str, second: str, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "learning_rate": 0.01}
 

@@ -11,8 +11,6 @@ from torch.nn.functional import cross_entropy
 from tests.huggingface.runs import Rows, losses, make_trainer
 from tests.support.reference import assert_same_numbers
 
-COLUMNS = ["labels", "label", "label_ids"]
-
 
 class Plain(nn.Module):
     """Takes an input and returns the logits of two classes, alone, in a tuple or by name."""
@@ -73,8 +71,7 @@ def assert_alike(run: dict[str, Any], other: dict[str, Any]) -> None:
         assert_same_numbers(value, other[name], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-@pytest.mark.parametrize("shape", ["tensor", "tuple", "dict"])
+@pytest.mark.parametrize(("shape", "column"), [("tensor", "labels"), ("tuple", "label"), ("dict", "label_ids")])
 def test_a_loss_function_makes_labels_of_a_module_that_names_none(shape: str, column: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, Plain(shape), column, parts={"compute_loss_func": mean_loss})
     assert_alike(run, run_of(tmp_path, WithLabels(0.0)))

@@ -180,18 +180,17 @@ def test_without_bars_logs_are_dicts_and_there_is_no_summary(
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_screen_that_lacks_characters_shows_escapes(
-    encoding: str, disable_tqdm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disable_tqdm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", screen)
     arguments = {"eval_strategy": "epoch", "save_strategy": "epoch", "disable_tqdm": disable_tqdm}
     trainer = scored_trainer(tmp_path / "模型", **arguments)
     trainer.compute_metrics = lambda prediction: {"точность": 0.5, "clear\x1b[2J": 1.0}
     trainer.train()
     trainer.log_metrics("eval", trainer.evaluate())
-    printed = screen.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    printed = screen.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
     assert printed.count("точность".encode("ascii", "backslashreplace").decode()) >= 3
     assert r"clear\x1b[2J" in printed
     assert disable_tqdm or r"\u6a21\u578b" in printed

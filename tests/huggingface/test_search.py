@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
+from tests.chaos.size import some
 from tests.huggingface.runs import Regression, make_trainer
 
 optuna = pytest.importorskip("optuna")
@@ -87,7 +88,7 @@ def test_muon_has_the_hidden_matrices_and_adamw_the_rest(tmp_path: Path) -> None
         assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("optim", ["schedule_free_adamw", "schedule_free_sgd", "schedule_free_radam"])
+@pytest.mark.parametrize("optim", [f"schedule_free_{name}" for name in some(("adamw",), ("adamw", "sgd", "radam"))])
 def test_schedule_free_optimizers_evaluate_and_save_the_weights_that_count(optim: str, tmp_path: Path) -> None:
     pytest.importorskip("schedulefree")
     settings: dict[str, Any] = {"optim": optim, "learning_rate": 0.05, "lr_scheduler_type": "constant"}
@@ -97,7 +98,7 @@ def test_schedule_free_optimizers_evaluate_and_save_the_weights_that_count(optim
     )
     trainer.train()
     whole = {name: value.clone() for name, value in model.state_dict().items()}
-    for state in sorted(tmp_path.glob("checkpoint-*")):
+    for state in sorted(tmp_path.glob("checkpoint-*"))[::2]:
         again = make_trainer(tmp_path / "again" / state.name, parts={"model": Deep()}, num_train_epochs=2, **settings)
         again.train(resume_from_checkpoint=str(state))
         for name, value in again.model.state_dict().items():

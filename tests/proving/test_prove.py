@@ -91,12 +91,6 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         "`count` of the callback EveryFourth was 3 in the uninterrupted run and 0 after "
         "the resume: give the callback `state_dict`",
     ),
-    "a callback with a generator": (
-        lambda: run(None, faults.RandomRates()),
-        RESUMED,
-        2,
-        "`rng` of the callback RandomRates is a generator of its own",
-    ),
     "a curriculum in the trainer": (
         lambda: run(base=faults.Curriculum),
         RESUMED,
@@ -209,16 +203,6 @@ class Stream(IterableDataset[Any]):
         return zip(INPUTS, TARGETS, strict=True)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 4, batch_first=True)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(inputs.unsqueeze(1))[0][:, -1])
-
-
 class WithLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +252,6 @@ HEALTHY: dict[str, Callable[[], Run]] = {
     "a tuple of tensors": lambda: run(),
     "an augmentation": lambda: run(Augmented()),
     "dropout": lambda: run(model=with_dropout()),
-    "a recurrent model": lambda: run(model=Recurrent().double()),
     "a sampler": lambda: run(Rows(), train_dataloader_kwargs={"sampler": Alternating()}),
     "a loader": lambda: run(DataLoader(TensorDataset(INPUTS, TARGETS), 6, shuffle=True)),
     "a stream": lambda: run(Stream()),

@@ -15,7 +15,7 @@ from tests.huggingface.runs import Recorder, Rows, make_trainer, without_speed
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 EVENTS = ("on_step_end", "on_epoch_end", "on_evaluate", "on_log")
-PAIRS = list(itertools.product(EVENTS, FLAGS))  # every second one has each event and each flag at least twice
+PAIRS = list(itertools.product(EVENTS, FLAGS))  # every fourth one has each event and each flag once at least
 
 
 class Asking(TrainerCallback):
@@ -60,7 +60,7 @@ def run(event: str, flag: str, askers: tuple[int, ...]) -> dict[str, Any]:
 
 found = {
     f"{event} {flag}": [run(event, flag, askers) for askers in ((1,), (0, 1))]
-    for event, flag in some(PAIRS[::2], PAIRS)
+    for event, flag in some(PAIRS[::4], PAIRS)
 }
 torch.save(found, folder / f"{rank}.pt")
 print("done")

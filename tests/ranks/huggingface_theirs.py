@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
+import transformers.trainer
 
 from tests.chaos.size import some
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
@@ -21,7 +21,7 @@ from tests.huggingface.test_subclasses import trained as trained_subclass
 folder = Path(sys.argv[1])
 
 CASES = list({**SAME, **EXACT}.items())
-for number, (name, case) in enumerate(some(CASES[::3], CASES)):
+for number, (name, case) in enumerate(some(CASES[1::6], CASES)):
     for steps in some((2,) if name in EXACT else (1 + number % 2,), (1, 2)):
         batches = {"per_device_train_batch_size": 2 // steps, "gradient_accumulation_steps": steps}
         trainers = [trained(library, case, folder, max_steps=1, **batches) for library in ("ours", "theirs")]

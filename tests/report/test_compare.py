@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.callbacks import (
-    MetricsCallback,
     ReportCallback,
-    SaveBestModelCallback,
     SaveTrainingStateCallback,
 )
 from pytorch_accelerated.report.contents import RunContents, data_in, write_page
@@ -138,17 +136,3 @@ def test_runs_are_sorted_by_what_they_watch_before_what_they_show(tmp_path: Path
     data = data_in((tmp_path / "compare.html").read_text())
     assert data is not None
     assert [run["name"] for run in json.loads(data)["runs"]] == ["b", "a"]
-
-
-def test_runs_are_sorted_by_more_where_more_is_better(tmp_path: Path):
-    for num_epochs in (1, 2):
-        page = ReportCallback(tmp_path / f"{num_epochs}.html")
-        best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_accuracy", greater_is_better=True)
-        train(trainer_with(MetricsCallback(["accuracy"]), best, page), num_epochs)
-    assert run_tool("compare", tmp_path, "--output", tmp_path / "compare.html") == 0
-    data = data_in((tmp_path / "compare.html").read_text())
-    assert data is not None
-    runs = json.loads(data)["runs"]
-    values = [best["value"] for run in runs for best in run["best"] if best["name"] == "eval_accuracy"]
-    assert len(set(values)) == 2
-    assert values == sorted(values, reverse=True)

@@ -134,9 +134,10 @@ def test_a_seed_that_nobody_chose_is_not_what_runs_differ_in(tmp_path: Path):
 
 
 ON_RANKS = """
+import os
 import torch.distributed as dist
 
-from pytorch_accelerated.callbacks import ReportCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import ReportCallback, ResultCallback, SaveTrainingStateCallback
 from tests.report.digits import EVAL, train, trainer_with
 from tests.report.test_report import FailsOnTheLastRank, with_own_weights
 
@@ -145,9 +146,12 @@ for batch_size in (7, 80):  # 80: the second rank has fewer rows, and then none
     trainer.evaluate(EVAL, per_device_batch_size=batch_size)
 assert dist.get_world_size() == 2
 for num_epochs in (2, 3):
-    trainer = trainer_with(ReportCallback("trained.html"), SaveTrainingStateCallback("states"))
+    callbacks = [ReportCallback("trained.html"), ResultCallback("result.json"), SaveTrainingStateCallback("states")]
+    trainer = trainer_with(*callbacks)
     train(trainer, num_epochs, resume_from="states" if num_epochs == 3 else None)
     assert trainer.run_context.ranks.count == 2
+if dist.get_rank() == 0:
+    print(os.getpid(), trainer.run_history.get_latest_metric("train_loss_epoch"))
 FailsOnTheLastRank.is_last = dist.get_rank() == 1
 report = FailsOnTheLastRank("failed.html")
 assert 0 < trainer_with(report).evaluate(EVAL, per_device_batch_size=10)["evaluation_loss"] < 9
@@ -156,12 +160,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path: Path):
+def test_two_ranks_show_what_one_process_shows_continue_their_page_and_write_one_result(tmp_path: Path):
     alone = with_own_weights(trainer_with(ReportCallback(tmp_path / "alone.html")))
     alone.evaluate(EVAL, per_device_batch_size=10)
     images, labels = EVAL.tensors
     losses_of_samples = cross_entropy(outputs_of(alone), labels, reduction="none").tolist()
-    run_on_ranks(ON_RANKS, 2, cwd=tmp_path)
+    first, second = run_on_ranks(ON_RANKS, 2, cwd=tmp_path).stdout_of_ranks
     for batch_size in (7, 80):
         one, two = run_on_page(tmp_path / "alone.html"), run_on_page(tmp_path / f"{batch_size}.html")
         assert two["environment"]["processes"] == 2
@@ -179,6 +183,10 @@ def test_two_ranks_show_what_one_process_shows_and_continue_their_page(tmp_path:
     assert [epoch["epoch"] for epoch in run["epochs"]] == [1, 2, 3]
     assert run["steps"]["update"] == list(range(1, 16))  # 30 samples on each of two ranks
     assert run["predictions"][""]["classes"]["total"] == 137
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert second == ""
+    assert [result["pid"], result["metrics"]["train_loss_epoch"]] == [float(word) for word in first.split()[-2:]]
+    assert (result["status"], result["updates"], result["config"]["num_processes"]) == ("finished", 15, 2)
 
 
 def with_own_weights(trainer: Trainer) -> Trainer:

@@ -28,7 +28,6 @@ from pytorch_accelerated.callbacks import (
 from pytorch_accelerated.errors import NonFiniteLossError, SignalExit, StopTrainingError
 from pytorch_accelerated.report import result as module
 from tests.report.digits import EVAL, TRAIN, train, trainer_with
-from tests.support.processes import run_on_ranks
 
 
 class At(TrainerCallback):
@@ -210,34 +209,6 @@ def test_a_resumed_run_continues_its_result(path: Path, tmp_path: Path):
     assert kinds(result) == kinds(failed) == [("non-finite loss", 1, 7)]  # noticed when the state was saved
     train(trainer_with(ResultCallback(path)), 1)
     assert read(path)["started"] > result["updated"]
-
-
-ON_RANKS = """
-import os
-import torch.distributed as dist
-from pytorch_accelerated.callbacks import ResultCallback, SaveTrainingStateCallback
-from pytorch_accelerated.errors import StopTrainingError
-from tests.report.digits import train, trainer_with
-from tests.report.test_result import At
-
-def make(*others):
-    return trainer_with(SaveTrainingStateCallback("states"), ResultCallback("result.json"), *others)
-
-train(make(At(7, StopTrainingError("enough"))), 3)
-assert dist.get_world_size() == 2
-trainer = train(make(), 3, resume_from="states")
-if trainer.run_config.is_world_process_zero:
-    print(os.getpid(), trainer.run_history.get_latest_metric("train_loss_epoch"))
-"""
-
-
-@pytest.mark.processes
-def test_the_first_of_two_ranks_writes(tmp_path: Path):
-    first, second = run_on_ranks(ON_RANKS, 2, cwd=tmp_path).stdout_of_ranks
-    result = read(tmp_path / "result.json")
-    assert second == ""
-    assert [result["pid"], result["metrics"]["train_loss_epoch"]] == [float(word) for word in first.split()[-2:]]
-    assert (result["status"], result["updates"], result["config"]["num_processes"]) == ("finished", 15, 2)
 
 
 # The best value

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim import SGD, Adam
+from torch.optim import Adam
 
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError, InvalidCheckpointError
 from pytorch_accelerated.schedulers.cosine_scheduler import CosineLrScheduler
@@ -75,33 +75,10 @@ def test_a_scheduler_without_a_counter_gets_the_number_of_updates() -> None:
     assert [group["lr"] for group in other.param_groups] == [group["lr"] for group in optimizer.param_groups]
 
 
-def test_each_group_is_scheduled_from_its_own_value() -> None:
-    optimizer = an_optimizer(0.8, 0.4)
-    assert train(optimizer, Halving(optimizer), 3) == [[0.8, 0.4], [0.4, 0.2], [0.2, 0.1]]
-
-
-@pytest.mark.parametrize(
-    ("returned", "expected"), [(0.5, [0.5, 0.5]), ([0.5, 0.25], [0.5, 0.25]), (None, [0.1, 0.2])], ids=repr
-)
-def test_one_number_is_for_all_groups_and_none_leaves_them_as_they_are(returned: Any, expected: list[float]) -> None:
-    optimizer = an_optimizer(0.1, 0.2)
-    assert train(optimizer, Milestones(optimizer, {0: returned}), 1) == [expected]
-
-
 def test_a_wrong_number_of_values_is_an_error_that_counts_them() -> None:
     optimizer = an_optimizer(0.1, 0.2)
     with pytest.raises(HookOutputError, match=r"Milestones.get_updated_values returned 3 values.*2 parameter groups"):
         Milestones(optimizer, {0: [1, 2, 3]})
-
-
-def test_any_numeric_field_can_be_scheduled() -> None:
-    optimizer = SGD([a_weight()], lr=0.1, momentum=0.8, weight_decay=0.4)
-    schedulers = [Halving(optimizer, "momentum"), Halving(optimizer, param_group_field="weight_decay")]
-    for scheduler in schedulers:
-        scheduler.step()
-    (group,) = optimizer.param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.4, 0.2)
-    assert (group["initial_momentum"], group["initial_weight_decay"]) == (0.8, 0.4)
 
 
 def test_a_field_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:

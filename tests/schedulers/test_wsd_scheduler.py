@@ -1,6 +1,5 @@
 """Warmup, stable, decay: the phases, the checkpoints and the curve."""
 
-import math
 from typing import Any
 
 import pytest
@@ -8,32 +7,6 @@ import pytest
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers import WSDLrScheduler, estimate_checkpoint_steps
 from tests.schedulers.curves import an_optimizer, rates
-
-
-def test_the_three_phases_of_a_run_with_one_checkpoint() -> None:
-    optimizer = an_optimizer(0.8)
-    scheduler = WSDLrScheduler(
-        optimizer,
-        total_steps=20,
-        num_warmup_steps=4,
-        decay_phase_ratio=0.25,
-        lr_min=0.2,
-        warmup_starting_lr=0.4,
-        use_inverse_sqrt_decay=False,
-    )
-    used = rates(optimizer, scheduler, 22)
-    assert used[:4] == pytest.approx([0.4, 0.5, 0.6, 0.7])
-    assert used[4:15] == pytest.approx([0.8] * 11)
-    # 1 / rate from 1.25 to 6.25 in five equal parts.
-    assert used[15:] == pytest.approx([0.8, 1 / 2.25, 1 / 3.25, 1 / 4.25, 1 / 5.25, 0.16, 0.16])
-
-
-def test_the_default_decay_falls_with_the_square_root_of_its_progress() -> None:
-    optimizer = an_optimizer(0.8)
-    used = rates(optimizer, WSDLrScheduler(optimizer, total_steps=40, decay_phase_ratio=0.25, lr_min=0.1), 42)
-    assert used[29:31] == pytest.approx([0.8, 0.8])
-    assert used[30:40] == pytest.approx([0.8 * (0.1 + 0.9 * (1 - math.sqrt(step / 10))) for step in range(10)])
-    assert used[40:] == pytest.approx([0.08, 0.08])
 
 
 def test_checkpoints_are_twice_as_far_as_the_ones_before() -> None:

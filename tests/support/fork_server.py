@@ -35,7 +35,7 @@ from tests.support.ending import kill_with_children
 
 SECONDS_TO_END_BY_THEMSELVES = 30  # as torchrun sets them
 PRELOADED = (accelerate, torch, pytorch_accelerated)
-SLOW_TO_IMPORT = ("sklearn.datasets", "timm", "torchmetrics", "torchvision", "transformers")
+SLOW_TO_IMPORT = ("sklearn.datasets", "timm", "torchmetrics", "torchvision", "transformers", "transformers.trainer")
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
