@@ -47,71 +47,28 @@ from sphinx.application import Sphinx
 app = Sphinx({str(DOCS)!r}, {str(DOCS)!r}, "out", "doctrees", "dummy", status=None, warningiserror=True)
 app.build()
 assert not app.statuscode
-words = {{page: [entry[1] for entry in entries] for page, entries in app.env.domains.index_domain.entries.items()}}
-print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_domain.objects), words]))
+print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_domain.objects)]))
 """
 
 
 class Site(NamedTuple):
-    """The names of its pages, of the entries of its reference, and the words in the index by page."""
+    """The names of its pages, and of the entries of its reference."""
 
     pages: set[str]
     entries: set[str]
-    words: dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     built = run_forked(BUILD, cwd=tmp_path_factory.mktemp("site"))
-    pages, entries, words = json.loads(built.stdout.splitlines()[-1])
-    return Site(set(pages), set(entries), words)
+    pages, entries = json.loads(built.stdout.splitlines()[-1])
+    return Site(set(pages), set(entries))
 
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(site: Site) -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert {page for page in pages if not page.startswith("_build")} - {"design/README"} <= site.pages
-
-
-# What people search for, and the page that the search shows first: an entry of the index counts more than a text.
-SEARCHED = {
-    "several_processes": ("multi-gpu", "ddp"),
-    "precision": ("amp", "mixed precision"),
-    "serving": ("onnx", "export"),
-    "cross_validation": ("cross-validation", "k-fold"),
-    "imbalanced": ("imbalanced", "class weights"),
-    "fine_tuning": ("transfer learning",),
-    "own_loss": ("custom loss",),
-    "best_model": ("early stopping",),
-    "tracking": ("tensorboard", "experiment tracking"),
-    "regression": ("regression",),
-    "images": ("image folder",),
-    "notebooks": ("colab",),
-    "sweep": ("optuna",),
-    "predictions": ("predict_proba",),
-    "before_training": ("learning rate finder",),
-    "ema": ("ema", "swa"),
-    "profiling": ("profiling",),
-    "optimizers": ("muon", "schedule-free"),
-    "memory": ("activation checkpointing",),
-    "tabular": ("tabular", "categorical", "missing values"),
-    "large_data": ("grain", "litdata", "webdataset", "lance"),
-    "packing": ("packing",),
-    "report": ("compare runs", "confusion matrix"),
-    "several_machines": ("multi-node training",),
-    "callbacks": ("custom callback",),
-    "programs": ("result.json", "agents"),
-}
-
-
-@pytest.mark.slow
-def test_the_index_leads_from_the_words_of_users_to_one_page(site: Site) -> None:
-    pages: dict[str, set[str]] = {}
-    for page, words in site.words.items():
-        for word in words if not page.startswith("reference/") else ():
-            pages.setdefault(word, set()).add(page)
-    expected = {word: {f"how_to/{page}"} for page, words in SEARCHED.items() for word in words}
-    assert {word: pages.get(word) for word in expected} == expected
 
 
 def test_pages_are_also_there_as_markdown_with_a_list_of_them(tmp_path: Path) -> None:

@@ -83,17 +83,6 @@ def test_a_module_with_an_empty_child_is_not_a_layer_and_a_shared_one_is_listed_
     assert [layer.layer_group_idx for layer in layers] == [(0, -3), (1, -2), (2, -1)]
 
 
-def test_by_default_all_groups_but_the_last_are_frozen_bit_by_bit_and_the_last_one_learns():
-    model = make_net()
-    freezer = ModelFreezer(model, freeze_batch_norms=True)
-    freezer.freeze()
-    assert names_of(model, freezer.get_trainable_parameters()) == HEAD
-    before = entries(model)
-    train(model, make_optimizer(freezer.get_trainable_parameters()))
-    assert changed(model, before) == HEAD | STATISTICS
-    assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, True, True, True, False]
-
-
 def test_parameters_held_by_modules_with_children_are_frozen_and_unfrozen_with_them():
     model = make_net()
     freezer = ModelFreezer(model)

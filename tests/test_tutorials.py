@@ -11,8 +11,8 @@ from scripts import notebooks
 from tests.chaos.size import some
 
 PATHS = {path.stem: path for path in sorted(notebooks.NOTEBOOKS.glob("*.ipynb"))}
-# The others train on text for long, or do what the pages do.
-QUICK = ("tabular", "two_processes")
+# The others train for long, or do what the pages do.
+QUICK = ("two_processes",)
 
 
 def stored(path: Path) -> Any:

@@ -73,6 +73,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "max_steps": {"max_steps": 7, "logging_steps": 0.3},
     "logged by epoch": {"logging_strategy": "epoch", "warmup_steps": 3, "lr_scheduler_type": "cosine"},
     "evaluated by epoch": {"eval_strategy": "epoch", "per_device_eval_batch_size": 5},
+    "evaluated by epoch, not at first": {"eval_strategy": "epoch", "eval_delay": 2, "logging_strategy": "no"},
     "evaluated by steps": {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 2, "eval_delay": 4},
     "saved": {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 2},
     "best at the end": {

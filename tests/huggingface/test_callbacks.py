@@ -1,7 +1,6 @@
 """Callbacks: the handler, the default flow, the printer and early stopping, and those of transformers among them."""
 
 import dataclasses
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -125,34 +124,6 @@ def test_genuine_callbacks_are_called() -> None:
     args = TrainingArguments(metric_for_best_model="loss", eval_strategy="steps")
     control = handler.on_evaluate(args, TrainerState(best_metric=0.5), TrainerControl(), {"eval_loss": 0.75})
     assert control.should_training_stop
-
-
-@pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
-@pytest.mark.parametrize("max_steps", [6, 7])
-@pytest.mark.parametrize("eval_delay", [0, 3, 9])
-def test_the_default_flow_asks_for_what_that_of_transformers_asks(
-    strategy: str, max_steps: int, eval_delay: int
-) -> None:
-    from transformers.trainer_callback import DefaultFlowCallback as GenuineFlow
-
-    asked = set()
-    for first_step, save_strategy in itertools.product([False, True], ["no", "steps", "epoch", "best"]):
-        args = TrainingArguments(
-            logging_strategy=strategy, eval_strategy=strategy, save_strategy="no", logging_first_step=first_step
-        )
-        args.save_strategy = type(args.save_strategy)(save_strategy)
-        args.eval_delay = eval_delay
-        for step, event in itertools.product(range(1, max_steps + 1), ["on_step_end", "on_epoch_end"]):
-            state = TrainerState(
-                global_step=step, epoch=step, max_steps=max_steps, logging_steps=2, eval_steps=2, save_steps=3
-            )
-            ours, theirs = TrainerControl(), TrainerControl()
-            getattr(DefaultFlowCallback(), event)(args, state, ours)
-            getattr(GenuineFlow(), event)(args, state, theirs)
-            assert ours == theirs, (args, state, event)
-            asked |= {flag for flag in FLAGS if getattr(ours, flag)}
-    assert "should_training_stop" in asked
-    assert ("should_evaluate" in asked) == (strategy != "no" and eval_delay <= max_steps)
 
 
 def test_the_printer_prints_logs_without_the_operations(capsys: pytest.CaptureFixture[str]) -> None:

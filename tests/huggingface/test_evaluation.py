@@ -359,15 +359,6 @@ def test_the_given_dataset_is_evaluated(tmp_path: Path) -> None:
         assert trainer.evaluate()["eval_one_loss"] == label
 
 
-def test_one_set_has_one_loader_whatever_it_is_called(tmp_path: Path) -> None:
-    one = Constant(1)
-    trainer = make_trainer(tmp_path, parts={"eval_dataset": {"one": one}}, **PERSISTENT)
-    assert trainer.get_eval_dataloader("one") is trainer.get_eval_dataloader(one)
-    assert trainer.get_eval_dataloader("one") is not trainer.get_eval_dataloader(Constant(1))
-    trainer.eval_dataset = one
-    assert trainer.get_eval_dataloader() is trainer.get_eval_dataloader(one)
-
-
 def test_the_workers_of_evaluations_stay_during_a_training(tmp_path: Path) -> None:
     pools = []
     for stays in (False, True):

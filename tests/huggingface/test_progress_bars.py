@@ -17,48 +17,17 @@ from pytorch_accelerated.huggingface import (
     Trainer,
     TrainerCallback,
 )
-from pytorch_accelerated.huggingface.events import CallbackHandler, TrainerControl, TrainerState
-from pytorch_accelerated.huggingface.trainer_callback import DefaultFlowCallback, ProgressCallback
-from pytorch_accelerated.huggingface.training_args import TrainingArguments
+from pytorch_accelerated.huggingface.events import TrainerState
 from pytorch_accelerated.progress import bars
 from pytorch_accelerated.progress.bars import BarDisplay
 from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
 
 
-def run(state: TrainerState) -> None:
-    """Four updates, after the second of which there is an evaluation of three batches."""
-    handler = CallbackHandler([DefaultFlowCallback, ProgressCallback], None, None, None, None)
-    handler.eval_dataloader = [1, 2, 3]
-    args, control = TrainingArguments(), TrainerControl()
-    handler.on_train_begin(args, state, control)
-    while state.global_step < 4:
-        state.global_step += 1
-        state.epoch += 0.25
-        handler.on_step_end(args, state, control)
-        if state.global_step == 2:
-            for _ in handler.eval_dataloader:
-                handler.on_prediction_step(args, state, control)
-            handler.on_evaluate(args, state, control, {"eval_loss": 1.0})
-    handler.on_train_end(args, state, control)
-
-
 @pytest.fixture(autouse=True)
 def _bars_appear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BarDisplay, "seconds_between_refreshes", 0.0)
     monkeypatch.setattr(bars, "_SECONDS_BETWEEN_FACTS", 0.0)
-
-
-def test_bars_show_training_and_evaluation_and_vanish() -> None:
-    state = TrainerState(max_steps=4, log_history=[{"loss": 0.5}])
-    with in_a_terminal() as terminal:
-        run(state)
-        for share in ("training  25%", "evaluation  33%", "evaluation 100%", "training 100%"):
-            assert share in terminal.received
-        assert "epoch=1.00, loss=0.5000]" in terminal.received
-        assert " steps/s" in terminal.received
-        assert " batches/s" in terminal.received  # of the evaluation
-        assert [line.partition(" in ")[0] for line in terminal.screen] == ["Finished 1 epoch, 4 steps"]
 
 
 def scored_trainer(folder: Path, *scores: float, **arguments: Any) -> Trainer:
@@ -71,6 +40,19 @@ def scored_trainer(folder: Path, *scores: float, **arguments: Any) -> Trainer:
         eval_dataset=Rows(5),
         compute_metrics=lambda prediction: {"score": next(left)},
     )
+
+
+def test_bars_show_training_and_evaluation_and_vanish(tmp_path: Path) -> None:
+    with in_a_terminal() as terminal:
+        trainer = scored_trainer(tmp_path, 0.5, max_steps=4, eval_strategy="steps", eval_steps=2, logging_steps=9)
+        trainer.args.per_device_eval_batch_size = 2
+        trainer.compute_metrics = None
+        trainer.train()
+        for share in ("training  25%", "evaluation  33%", "evaluation 100%", "training 100%"):
+            assert share in terminal.received
+        assert " steps/s" in terminal.received
+        assert " batches/s" in terminal.received  # of the evaluation
+        assert terminal.screen[-2].startswith("Finished 1 epoch, 4 steps in ")
 
 
 def lines_of(text: str) -> list[list[str]]:

@@ -28,7 +28,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted((path.name for path in folder.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
 
 
-def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_usual_files_which_load_without_executing_anything_and_a_manifest(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
     trainer.train()
     folder = tmp_path / "checkpoint-5"
@@ -38,20 +38,15 @@ def test_a_checkpoint_has_the_usual_files_and_a_manifest_of_all(tmp_path: Path) 
     assert names | {"manifest.json"} == {path.name for path in folder.iterdir()}
     assert [name for name in names if name.startswith("optimizer")] == ["optimizer.pt"]  # it is saved once
     torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(trainer.model.state_dict()))
-
-
-def test_saved_files_load_without_executing_anything(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, num_train_epochs=1)
-    trainer.train()
     loaded = {
-        name: torch.load(tmp_path / "checkpoint-5" / name, weights_only=True)
+        name: torch.load(folder / name, weights_only=True)
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
     }
     assert loaded["rng_state.pth"].keys() == {"python", "numpy", "cpu"}
     torch.testing.assert_close(loaded["optimizer.pt"]["state"], trainer.optimizer.state_dict()["state"])
     assert loaded["scheduler.pt"] == trainer.lr_scheduler.state_dict()
     assert loaded["training_args.bin"] == trainer.args.to_dict()
-    assert json.loads((tmp_path / "checkpoint-5" / "training_args.json").read_text()) == trainer.args.to_dict()
+    assert json.loads((folder / "training_args.json").read_text()) == trainer.args.to_dict()
 
 
 @pytest.mark.parametrize("weights_only", [True, False])

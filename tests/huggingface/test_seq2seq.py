@@ -224,4 +224,4 @@ def test_two_processes_generate_as_one(tmp_path: Path) -> None:
     losses = [{name: values.pop("loss", 0.0) for name, values in each.items()} for each in (one, first)]
     assert_same(first, one)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert len(one) == 7
+    assert len(one) == 6

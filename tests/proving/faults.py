@@ -99,15 +99,6 @@ class Global(Rows):
         return row * (1 + _drawn / 100)
 
 
-class Files(Rows):
-    def __init__(self) -> None:
-        self.names = list({f"row {index}" for index in range(len(INPUTS))})
-
-    def __getitem__(self, index: int) -> Any:
-        row = int(self.names[index].split()[1])
-        return INPUTS[row], TARGETS[row]
-
-
 class BySet(Sampler[int]):
     def __init__(self) -> None:
         self.groups = {f"group {index}" for index in range(len(INPUTS))}
@@ -219,10 +210,6 @@ def by_set() -> Run:
     return run(base=Trainer, train_dataloader_kwargs={"sampler": BySet()}, per_device_batch_size=3)
 
 
-def files() -> Run:
-    return run(Files(), base=Trainer, per_device_batch_size=3)
-
-
 def _anew(made: Run) -> Run:
     """For other processes: the arguments of `train` alone."""
     trainer, arguments = made
@@ -231,10 +218,6 @@ def _anew(made: Run) -> Run:
 
 def by_set_anew() -> Run:
     return _anew(by_set())
-
-
-def files_anew() -> Run:
-    return _anew(files())
 
 
 def healthy() -> Run:

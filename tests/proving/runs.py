@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.errors import StopTrainingError
 from tests.support.reference import regression_data
 
 ROWS, UPDATES_PER_EPOCH = 48, 6
@@ -95,6 +96,14 @@ class At(TrainerCallback):
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.run_state.updates == self.update - 1:
             self.action(trainer)
+
+
+class Interrupt(TrainerCallback):
+    """Stops a run after 15 updates."""
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == 15:
+            raise StopTrainingError
 
 
 def make(

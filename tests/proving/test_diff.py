@@ -10,9 +10,9 @@ import torch
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, ModelEmaCallback, ReportCallback, TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.proving import diff
-from tests.proving.runs import ADAMW, At, Log, make, train
+from tests.proving.runs import ADAMW, At, Interrupt, Log, make, train
 from tests.support.tool import run_tool
 
 
@@ -57,7 +57,6 @@ PLANTED: dict[str, tuple[dict[str, Any], int, str]] = {
     "order": ({"train_dataloader_kwargs": {"shuffle": False}}, 1, "rows"),
     "dropout": ({"dropout": 0.25}, 1, "losses"),
     "first weights": ({"first_weights": 1}, 1, "weights"),
-    "weight decay": ({"optimizer": functools.partial(ADAMW, weight_decay=0.1)}, 1, "settings"),
     "optimizer": ({"optimizer": functools.partial(torch.optim.SGD, lr=0.02)}, 1, "settings"),
     "augmentation": ({"dataset": {"noise": 1e-3}}, 1, "batch"),
     "a number drawn": ({"at": (15, draw)}, 15, "generators"),
@@ -122,12 +121,6 @@ def test_the_same_rows_in_more_batches_part_in_the_rounding_of_gradients(tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------------ runs are equal
-
-
-class Interrupt(TrainerCallback):
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == 15:
-            raise StopTrainingError
 
 
 @pytest.mark.parametrize("kind", ["again", "other states", "interrupted", "other callbacks"])

@@ -78,12 +78,7 @@ for size, beams in ((1, 2), (5, 1), (5, 2)):
     run(f"{size} {beams}", size=size, generation_num_beams=beams, per_device_eval_batch_size=3)
 run("trained", size=7, trains=True, generation_max_length=9, per_device_eval_batch_size=2)
 run("batches", size=7, metrics=by_batch, batch_eval_metrics=True, per_device_eval_batch_size=2)
-for size in (1, 5):
-    sharded = (
-        {"fsdp": "full_shard auto_wrap", "fsdp_config": {"transformer_layer_cls_to_wrap": ["T5Block"]}}
-        if RANKS > 1
-        else {}
-    )
-    run(f"sharded {size}", size=size, trains=True, per_device_eval_batch_size=2, **sharded)
+sharded: dict[str, Any] = {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["T5Block"]}}
+run("sharded", size=5, trains=True, per_device_eval_batch_size=2, **(sharded if RANKS > 1 else {}))
 torch.save(results, folder / f"{RANKS}-{os.environ.get('RANK', '0')}.pt")
 print("done")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.report.contents import data_in
 
 
@@ -29,6 +30,32 @@ def trainer_with(*callbacks: Any, trainer_class: type[Trainer] = Trainer) -> Tra
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     return trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, seed=1)
+
+
+class At(TrainerCallback):
+    """Does something after so many updates."""
+
+    def __init__(self, update: int, action: Any) -> None:
+        self.update = update
+        self.action = action
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self.update:
+            if isinstance(self.action, BaseException):
+                raise self.action
+            self.action()
+
+
+class Broken(Trainer):
+    """Has a loss that is not finite in the updates with these numbers."""
+
+    numbers = (3, 4)
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        if self.run_state.updates in self.numbers:
+            output["loss"] = output["loss"] * torch.nan
+        return output
 
 
 def train(trainer: Trainer, num_epochs: int = 2, **kwargs: Any) -> Trainer:

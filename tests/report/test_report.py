@@ -29,20 +29,8 @@ from pytorch_accelerated.callbacks import (
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.report.contents import environment_facts
 from pytorch_accelerated.report.predictions import as_data_uri
-from tests.report.digits import EVAL, TRAIN, outputs_of, run_on_page, train, trainer_with
+from tests.report.digits import EVAL, TRAIN, At, Broken, outputs_of, run_on_page, train, trainer_with
 from tests.support.processes import run_on_ranks
-
-
-class At(TrainerCallback):
-    """Raises an error after so many updates."""
-
-    def __init__(self, update: int, error: BaseException) -> None:
-        self.update = update
-        self.error = error
-
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == self.update:
-            raise self.error
 
 
 def test_the_page_shows_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -270,13 +258,6 @@ def test_a_stopped_run_says_why(tmp_path: Path):
 
 
 def test_skipped_updates_and_values_that_are_no_numbers_are_shown(tmp_path: Path):
-    class Broken(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            if self.run_state.updates in (3, 4):
-                output["loss"] = output["loss"] * torch.nan
-            return output
-
     class Records(TrainerCallback):
         def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             trainer.run_history.update_metric("eval_ratio", float("inf"))

@@ -27,34 +27,7 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.errors import NonFiniteLossError, SignalExit, StopTrainingError
 from pytorch_accelerated.report import result as module
-from tests.report.digits import EVAL, TRAIN, train, trainer_with
-
-
-class At(TrainerCallback):
-    """Does something after so many updates."""
-
-    def __init__(self, update: int, action: Any) -> None:
-        self.update = update
-        self.action = action
-
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == self.update:
-            if isinstance(self.action, BaseException):
-                raise self.action
-            self.action()
-
-
-class Broken(Trainer):
-    """Has a loss that is not finite in the updates with these numbers."""
-
-    numbers = (3, 4)
-
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        output = super().calculate_train_batch_loss(batch)
-        if self.run_state.updates in self.numbers:
-            output["loss"] = output["loss"] * torch.nan
-        return output
-
+from tests.report.digits import EVAL, TRAIN, At, Broken, train, trainer_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "programs.md"
 

@@ -55,11 +55,6 @@ def test_the_warmup_is_a_line_from_the_starting_rate_to_the_peak(name: str) -> N
     assert used == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8])
 
 
-def test_without_warmup_the_first_update_has_the_peak(name: str) -> None:
-    optimizer = an_optimizer(0.8)
-    assert rates(optimizer, make(name, optimizer, num_warmup_epochs=0), 1) == pytest.approx([0.8])
-
-
 @pytest.mark.parametrize(("num_epochs", "updates_per_epoch"), [(2, 8), (4, 5)])
 def test_training_with_the_trainers_numbers_follows_the_curve_update_by_update(
     name: str, num_epochs: int, updates_per_epoch: int
@@ -86,13 +81,6 @@ def test_a_group_that_is_frozen_by_a_rate_of_zero_stays_so_under_absolute_rates(
     optimizer = an_optimizer(0.8, 0.0)
     used = train(optimizer, make(name, optimizer, warmup_starting_lr=0.4), 20)
     assert [frozen for _, frozen in used] == [0.0] * 20
-
-
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"inverse square root"}))
-def test_the_last_value_lasts_beyond_the_run(name: str) -> None:
-    optimizer = an_optimizer(0.8)
-    used = rates(optimizer, make(name, optimizer), 24)
-    assert used[16:] == [used[16]] * 8
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3, 8, 15, 16])
