@@ -52,7 +52,7 @@ def test_bars_show_training_and_evaluation_and_vanish(tmp_path: Path) -> None:
             assert share in terminal.received
         assert " steps/s" in terminal.received
         assert " batches/s" in terminal.received  # of the evaluation
-        assert terminal.screen[-2].startswith("Finished 1 epoch, 4 steps in ")
+        assert terminal.screen[-2].startswith("Finished 0.80 epochs, 4 steps in ")
 
 
 def lines_of(text: str) -> list[list[str]]:

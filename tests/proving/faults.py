@@ -120,6 +120,14 @@ class EveryFourth(TrainerCallback):
             trainer.optimizer.param_groups[0]["lr"] /= 2
 
 
+class RandomRates(TrainerCallback):
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState(0)
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.optimizer.param_groups[0]["lr"] = float(self.rng.uniform(0.01, 0.1))
+
+
 class Curriculum(Own):
     level = 1.0
 

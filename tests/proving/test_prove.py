@@ -91,6 +91,12 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         "`count` of the callback EveryFourth was 3 in the uninterrupted run and 0 after "
         "the resume: give the callback `state_dict`",
     ),
+    "a callback with a generator": (
+        lambda: run(None, faults.RandomRates()),
+        RESUMED,
+        2,
+        "`rng` of the callback RandomRates is a generator of its own",
+    ),
     "a curriculum in the trainer": (
         lambda: run(base=faults.Curriculum),
         RESUMED,
