@@ -70,7 +70,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Finished 10 epochs, 450 updates in 12.3s", or why the run stopped early, and a summary.
 
-        The summary has the best value with its epoch, the speed, the number of warnings that were shown, and what was
+        The summary has the best value with its epoch, the speed, and what was
         saved where.
         """
         state = trainer.run_state
@@ -364,13 +364,12 @@ def _summary_lines(trainer: Trainer) -> list[str]:
     """A line of results, and what callbacks have saved where, as they say with a method `saved_places`."""
     history, callbacks = trainer.run_history, list(trainer.callback_handler)
     facts = best_facts(history, watched_metrics(callbacks))
-    speed, num_warnings = samples_per_second(history.step_records), trainer.run_context.shown_warnings.count
+    speed = samples_per_second(history.step_records)
     facts += [] if speed is None else [speed_in_words(speed)]
     seconds = sum(timing.seconds for timing in history.timings)
     waited = sum(timing.data_wait_seconds for timing in history.timings)
     if facts and waited > _SHARE_WORTH_SHOWING * seconds:
         facts.append(f"waited for data {waited / seconds:.0%} of the time")
-    facts += [format_count(num_warnings, "warning")] if num_warnings else []
     savers = [callback.saved_places() for callback in callbacks if hasattr(callback, "saved_places")]
     places = {path: what for saved in savers for what, path in saved.items()}
     return [line for line in (", ".join(facts), *saved_lines(places)) if line]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.tracking.loss import LossTracker
     from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.training.evaluation_sets import EvaluationSets
-    from pytorch_accelerated.training.reports import LossReports, ShownWarnings
+    from pytorch_accelerated.training.reports import LossReports
     from pytorch_accelerated.training.saves import Saves
     from pytorch_accelerated.training.states import States
     from pytorch_accelerated.training.stopping import Emitter, Stopping
@@ -107,7 +107,6 @@ class Context:
         position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
             if there is none, or a loop of the user's own goes through the batches.
         page: the display of a training run in a notebook, opened by a callback; None elsewhere.
-        shown_warnings: the warnings that this process has shown during the call.
     """
 
     trainer: Any
@@ -150,7 +149,6 @@ class Context:
     training: Training = _LATER
     position_in_pass: int | None = None
     page: Any = None
-    shown_warnings: ShownWarnings = _LATER
 
     @property
     def parameter_groups(self) -> list[dict[str, Any]]:

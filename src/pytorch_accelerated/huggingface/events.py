@@ -375,12 +375,10 @@ class RunEnd:
     Attributes:
         reason: why it ended early, if that is known.
         skipped_updates: updates that were not applied, because gradients were not finite.
-        num_warnings: the warnings that this process has shown.
     """
 
     reason: str = ""
     skipped_updates: int = 0
-    num_warnings: int = 0
 
 
 class Events:
@@ -415,16 +413,16 @@ class Events:
                     flags[name] = True
             self._is_agreed = True
 
-    def note_end(self, reason: str, skipped_updates: int, num_warnings: int) -> None:
+    def note_end(self, reason: str, skipped_updates: int) -> None:
         """Inform the display of how a training ended, which no event does.
 
         Args:
             reason: why it ended early, or "" for what callbacks of ours know about that.
-            skipped_updates, num_warnings: see `RunEnd`.
+            skipped_updates: see `RunEnd`.
         """
         ours = [callback for callback in self._watched.callback_handler.callbacks if is_ours(callback)]
         reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
-        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates, num_warnings)
+        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates)
         for callback in ours:
             if hasattr(callback, "note_end"):
                 callback.note_end(end)

@@ -273,7 +273,6 @@ class LogTable:
         facts = best_facts(self.history, self.watched, names_step=True)
         facts += [] if speed is None else [speed_in_words(speed)]
         facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
-        facts += [format_count(end.num_warnings, "warning")] if end.num_warnings else []
         done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
         done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
         reason = f": {end.reason}" if end.reason else ""

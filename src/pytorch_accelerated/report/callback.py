@@ -42,7 +42,7 @@ class ReportCallback(TrainerCallback):
 
         Trainer(..., callbacks=[*DEFAULT_CALLBACKS, ReportCallback("report.html")])
 
-    It shows curves that can be zoomed and read off, best values, events such as saves, skipped updates, warnings and
+    It shows curves that can be zoomed and read off, best values, events such as saves, skipped updates and
     spikes of the loss (of a `LossSpikeCallback`), the time and the waiting for data of each epoch, and what ran: model,
     optimizer, run config, versions, device, command line and git commit. With classes, it has a confusion matrix and a
     table by class; and the samples with the highest loss and their indices in the evaluation set, as pictures where
@@ -146,7 +146,7 @@ class ReportCallback(TrainerCallback):
         self._describe_run(trainer)
         events = self._contents.events
         self._note_news(trainer)
-        self._contents.events, self._seen["warning"] = events, 0  # what came before is no news
+        self._contents.events = events
         resumed_from = trainer.run_context.resumed_from
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
@@ -338,8 +338,6 @@ class ReportCallback(TrainerCallback):
         skipped = len(self._new("skipped", range(run.state.skipped_updates)))
         if skipped:
             self._add_event(trainer, "skipped", f"{skipped} update{'s' if skipped > 1 else ''}, gradients not finite")
-        for text in self._new("warning", run.shown_warnings.texts):
-            self._add_event(trainer, "warning", text)
         for saver in trainer.callback_handler:
             if isinstance(saver, SaveBestModelCallback):
                 value = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"

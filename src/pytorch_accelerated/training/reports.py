@@ -1,11 +1,8 @@
-"""What a run reports: losses that have been read, and the warnings that were shown."""
+"""What a run reports: losses that have been read."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from pytorch_accelerated.data.updates import RunLoader
@@ -13,8 +10,6 @@ from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.values import name_in_set
-
-_MOST_TEXTS = 100  # of warnings
 
 
 class LossReports:
@@ -114,34 +109,3 @@ class LossReports:
             with history.measuring_on(""):
                 history.update_metric(metric_name, value)
         history.update_metric(metric_name, value)
-
-
-class ShownWarnings:
-    """Counts what Python's `warnings` shows in this process, so that a run can tell at its end.
-
-    Attributes:
-        count: of the warnings so far.
-        texts: what the first hundred of them say.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.texts: list[str] = []
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Context in which warnings are counted. They are shown as before."""
-        before = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-            self.count += 1
-            if len(self.texts) < _MOST_TEXTS:
-                self.texts.append(f"{category.__name__}: {message}")
-            before(message, category, *args, **kwargs)
-
-        warnings.showwarning = show
-        try:
-            yield
-        finally:
-            if warnings.showwarning is show:  # somebody may have assigned another one in the meantime
-                warnings.showwarning = before

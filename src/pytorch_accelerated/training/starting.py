@@ -23,7 +23,7 @@ from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochClock
 from pytorch_accelerated.training.evaluation_sets import EvaluationSets
-from pytorch_accelerated.training.reports import LossReports, ShownWarnings
+from pytorch_accelerated.training.reports import LossReports
 from pytorch_accelerated.training.saves import Saves
 from pytorch_accelerated.training.states import States
 from pytorch_accelerated.training.stopping import Emitter, Stopping
@@ -51,7 +51,6 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
         gradient_norms=LossTracker(),
         epoch_clock=EpochClock(1),
         saves=Saves(ranks),
-        shown_warnings=ShownWarnings(),
     )
     if ranks.count > 1:
         context.uneven = UnevenRanks(ranks)
@@ -67,7 +66,7 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
 def at_work(context: Context) -> Iterator[Context]:
     """Context for everything that a call does: tells callbacks about exceptions, and cleans up."""
     stopping, saves = context.stopping, context.saves
-    with context.shown_warnings.counted(), stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
+    with stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
         context.is_at_work = True
         # In reverse order; each is done whatever happens in those before: a second Ctrl-C, or torch's report of a
         # dead loader process, can come at any moment.

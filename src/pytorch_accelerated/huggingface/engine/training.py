@@ -111,11 +111,12 @@ class FaceTraining(Training):
     def begin(self) -> None:
         """Prepare callbacks and counts: the engine is about to run."""
         face, engine = self.face, self._engine
-        first_step, max_steps = self.face.state.global_step + 1, self.face.state.max_steps
         if self._args.save_strategy != SaveStrategy.NO:
-            folder, first = output_dir_of(self._args), self.context.ranks.do_on_first
+            folder, first_step = output_dir_of(self._args), face.state.global_step + 1
             self.context.saves.claim_folder(folder, "output_dir")
-            first(lambda: refuse_steps_taken_by_others(folder, first_step, max_steps))
+            self.context.ranks.do_on_first(
+                lambda: refuse_steps_taken_by_others(folder, first_step, face.state.max_steps)
+            )
         face.optimizer, face.model_wrapped = engine.optimizer, engine.model
         handler = face.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = face.model, face.optimizer, face.lr_scheduler
@@ -123,7 +124,7 @@ class FaceTraining(Training):
         self.log, self._first_step = TrainingLog(self), self.face.state.global_step
         self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
-        logger.info("Training begins: steps %d to %d", first_step, max_steps)
+        logger.info("Training begins: steps %d to %d", face.state.global_step + 1, face.state.max_steps)
         self._events.fire("on_train_begin")
         if self._args.eval_on_start:
             self.face._evaluate(None, self.order.ignore_keys, skip_scheduler=True)
@@ -239,8 +240,7 @@ class FaceTraining(Training):
         metrics["train_loss"] = train_loss
         self.face.log(metrics)
         self._engine.states.delete_superfluous()
-        skipped, warnings = self.context.state.skipped_updates, self.context.shown_warnings.count
-        self._events.note_end(self._reason_to_stop, skipped, warnings)
+        self._events.note_end(self._reason_to_stop, self.context.state.skipped_updates)
         self._events.fire("on_train_end")
         self.output = TrainOutput(self.face.state.global_step, train_loss, metrics)
 
