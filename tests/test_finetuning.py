@@ -132,27 +132,6 @@ def test_unfreezing_without_setting_modules_to_training_unfreezes_as_well():  # 
     assert not model.stem.training
 
 
-def test_unfreezing_returns_the_groups_that_the_optimizer_needs_for_training_in_stages():
-    model = make_net()
-    freezer = ModelFreezer(model)
-    freezer.freeze()
-    optimizer = make_optimizer(freezer.get_trainable_parameters())
-    train(model, optimizer)
-
-    for from_index, expected in [(2, {2}), (0, {0})]:
-        unfrozen = freezer.unfreeze(from_index=from_index, to_index=-1)
-        assert unfrozen.keys() == expected
-        for param_group in unfrozen.values():
-            optimizer.add_param_group({**param_group, "lr": 0.001})
-        before = entries(model)
-        train(model, optimizer)
-        in_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        assert changed(model, before) - STATISTICS == names_of(model, in_optimizer)
-        assert len(in_optimizer) == len(set(in_optimizer))
-    assert names_of(model, in_optimizer) == parameter_names(model)
-    assert freezer.unfreeze() == {}
-
-
 def test_a_shared_parameter_is_frozen_with_either_group_and_returned_once():
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "body": nn.Linear(3, 3), "head": nn.Linear(3, 5)})
     model["head"].weight = model["embedding"].weight

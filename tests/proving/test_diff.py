@@ -90,20 +90,6 @@ def test_a_planted_difference_is_found(name: str, run_a: Path, tmp_path: Path) -
     assert f"The runs part in update {update}: " in str(found)
 
 
-def test_clipping_parts_runs_in_the_first_update_in_which_it_bites(tmp_path: Path) -> None:
-    limits = {"a": 100.0, "b": 0.0}
-    trainer, _ = train(tmp_path / "a", gradient_clip_norm=limits["a"])
-    norms = [record.gradient_norm or 0.0 for record in trainer.run_history.step_records]
-    update = norms.index(max(norms[3:])) + 1
-    limits["b"] = max(norms[: update - 1]) * 0.5 + max(norms[3:]) * 0.5
-    expected = next(number for number, norm in enumerate(norms, start=1) if norm > limits["b"])
-    train(tmp_path / "b", gradient_clip_norm=limits["b"])
-    makes = [functools.partial(make, gradient_clip_norm=limit) for limit in limits.values()]
-    found = diff(tmp_path / "a", tmp_path / "b", *makes)
-    assert found.parting == (expected, "weights_after")
-    assert found.settings["gradient_clip_norm"] == (100.0, limits["b"])
-
-
 def test_the_same_rows_in_more_batches_part_in_the_rounding_of_gradients(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"has_norm": False, "dropout": 0.0, "is_evaluated": False}
     cut: dict[str, Any] = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2}

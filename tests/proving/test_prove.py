@@ -247,7 +247,6 @@ def scheduled(optimizer: Any) -> Any:
 
 
 HEALTHY: dict[str, Callable[[], Run]] = {
-    "a tuple of tensors": lambda: run(),
     "an augmentation": lambda: run(Augmented()),
     "dropout": lambda: run(model=with_dropout()),
     "a sampler": lambda: run(Rows(), train_dataloader_kwargs={"sampler": Alternating()}),
