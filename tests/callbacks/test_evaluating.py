@@ -49,6 +49,7 @@ def error(targets: Any, predictions: Any) -> float:
 
 def beside(folder: Path, train: Callable[[], RunHistory]) -> RunHistory:
     """The history of `train`, while another process evaluates the states in `folder`."""
+    run_forked("pass\n")  # what starts processes is itself started by the main thread only
     other = threading.Thread(target=run_forked, args=(EVALUATE, folder, "follow"))
     other.start()
     try:
