@@ -131,7 +131,7 @@ class FaceTraining(Training):
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or method of the user may set flags on one rank alone."""
-        return self._events.ranks_agree_after_each_update()
+        return bool(self._events.ranks_agree_after_each_update())
 
     def agree_on_control(self) -> None:
         """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
