@@ -16,7 +16,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check docs docs-links bench chaos differential public-scripts versions notebooks clean
+.PHONY: help demo test tests check docs docs-links bench chaos differential places public-scripts versions notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make bench   the benchmarks"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make differential   the same scripts with the reference package and with this one; records and writes what differs"
+	@echo "make places   one script on several processes and hosts, sharded, within Ray; writes a table of what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
 	@echo "make versions   runs a part of the tests with the oldest supported dependencies; writes a table"
 	@echo "make notebooks   runs the tutorials in docs/tutorials, and stores their outputs in them"
@@ -61,6 +62,9 @@ chaos: $(VENV)/.dev
 
 differential: $(VENV)/.reference
 	@$(VENV_PYTHON) scripts/differential.py
+
+places: $(VENV)/.dev
+	@PYTHONPATH=. $(VENV_PYTHON) scripts/places.py
 
 public-scripts: $(VENV)/.public-scripts
 	@$(VENV_PYTHON) scripts/public_scripts.py
