@@ -1,8 +1,8 @@
 """The same script in many places: on one, two and three processes, sharded, on two hosts, within Ray. ``make places``
 
-Writes to benchmarks/results/places.md what the losses and metrics of each differ by from those of one process, in float32
-and float64, and whether each row was used once an epoch. Two hosts are network namespaces, which need root; Ray has to be
-installed. What cannot run here is left out, with the reason.
+Writes to benchmarks/results/places.md what the losses and metrics of each differ by from those of one process, in
+float32 and float64, and whether each row was used once an epoch. Two hosts are network namespaces, which need root;
+Ray has to be installed. What cannot run here is left out, with the reason.
 """
 
 from __future__ import annotations
