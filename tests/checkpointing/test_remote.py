@@ -165,7 +165,7 @@ def test_each_file_is_downloaded_once_and_what_is_damaged_or_incomplete_is_skipp
     machine("second")
     operations.clear()
     with pytest.warns(
-        UserWarning, match=r"(?s)Resuming from step_4 .*step_6.*step_8 has no manifest.*step_10 is damaged"
+        UserWarning, match=r"(?s)Resuming from step_4 .*step_6.*step_10 is damaged.*step_8 has no manifest"
     ):
         assert values_of(fit(a_trainer(), 2, resume_from=URL)) == values_of(history)
     got = [name for operation, name in operations if operation == "get" and name.startswith("step_4/")]
@@ -178,6 +178,11 @@ def test_each_file_is_downloaded_once_and_what_is_damaged_or_incomplete_is_skipp
     machine("second")  # where one was downloaded
     with pytest.warns(UserWarning, match="skipped"):
         fit(a_trainer(), 2, resume_from=URL)
+    for name in ("step_2", "step_4", "step_6", "step_10"):
+        files.rm_file(f"{root}/{name}/manifest.json")
+    machine("fourth")  # a run that was ended within its first upload has no state yet
+    with pytest.warns(UserWarning, match="step_10 has no manifest: it was not uploaded completely"):
+        assert values_of(fit(a_trainer(), 2, resume_from=URL)) == values_of(history)
 
 
 def test_a_manifest_cannot_name_files_outside_of_its_state(machine):

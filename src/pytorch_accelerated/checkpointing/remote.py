@@ -329,26 +329,29 @@ def fetch_state(url: str, folder: Path, ranks: Ranks, check: Callable[[Path], An
         CheckpointError: if the storage cannot be reached.
     """
     store = Store(url)
-    found, complaints = ranks.do_on_first(lambda: _find(store, folder))
+    found, complaints, incomplete = ranks.do_on_first(lambda: _find(store, folder))
     for one in found:
         try:
             _obtain_everywhere(store, one, folder / one.name, ranks, check)
         except InvalidCheckpointError as error:
             complaints.append(str(error))
             continue
-        if complaints and ranks.is_first:
-            warnings.warn(f"Resuming from {one.name} of {store.url}; skipped:\n" + "\n".join(complaints), stacklevel=2)
+        skipped = [*complaints, *incomplete]
+        if skipped and ranks.is_first:
+            warnings.warn(f"Resuming from {one.name} of {store.url}; skipped:\n" + "\n".join(skipped), stacklevel=2)
         return folder / one.name
     if complaints:
         raise InvalidCheckpointError(f"{store.url} holds training states, but no valid one:\n" + "\n".join(complaints))
     if _REMOTE_NAME.fullmatch(store.url.rpartition("/")[2]):
         raise MissingCheckpointError(f"There is no training state {store.url}. Check the URL.")
+    if incomplete and ranks.is_first:  # the run was ended before its first upload was
+        warnings.warn("\n".join(incomplete), stacklevel=2)
     return None
 
 
-def _find(store: Store, folder: Path) -> tuple[list[_Found], list[str]]:
-    """The states to try, the newest first, and what is wrong with others."""
-    found, complaints = [], []
+def _find(store: Store, folder: Path) -> tuple[list[_Found], list[str], list[str]]:
+    """The states to try, the newest first, what is wrong with others, and which were not uploaded completely."""
+    found, complaints, incomplete = [], [], []
     states = store.states()
     for name in [""] if MANIFEST_NAME in states.get("", ()) else states:
         try:
@@ -357,13 +360,14 @@ def _find(store: Store, folder: Path) -> tuple[list[_Found], list[str]]:
                 manifest = parse_manifest(data, what=f"The manifest of {store.url}/{name}")
                 found.append(_Found(manifest, _local_name(name or store.url.rpartition("/")[2]), name))
             elif _REMOTE_NAME.fullmatch(name):
-                complaints.append(f"{store.url}/{name} has no manifest: it was not uploaded completely.")
+                incomplete.append(f"{store.url}/{name} has no manifest: it was not uploaded completely.")
         except InvalidCheckpointError as error:
             complaints.append(str(error))
     known = [one.manifest for one in found]
     found += [_Found(manifest, path.name, None) for path, manifest in list_states(folder) if manifest not in known]
     found.sort(key=lambda one: (one.manifest.serial, one.source is not None), reverse=True)
-    return [one for one in found if layout.PREDICTIONS_FORMAT not in one.manifest.facts], complaints
+    found = [one for one in found if layout.PREDICTIONS_FORMAT not in one.manifest.facts]
+    return found, complaints, incomplete
 
 
 def _obtain_everywhere(store: Store, one: _Found, target: Path, ranks: Ranks, check: Callable[[Path], Any]) -> None:
