@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,12 +153,6 @@ class Context:
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of the optimizer; none if the user steps other optimizers."""
         return getattr(self.optimizer, "param_groups", [])
-
-    @property
-    def updates_left(self) -> int | None:
-        """The updates until `max_num_train_steps`, if it is set; 0 if a run is resumed right after the last one."""
-        limit = self.settings.max_num_train_steps
-        return None if limit is None else min(max(0, limit - self.state.updates), sys.maxsize)
 
     @property
     def is_at_limit(self) -> bool:

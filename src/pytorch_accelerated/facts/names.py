@@ -19,8 +19,12 @@ from pytorch_accelerated.facts.order import EVENTS
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-# Arguments of Keras, Lightning, fastai and transformers whose names are not like ours.
-_ARGUMENTS_ELSEWHERE = {"criterion": "loss_func", "scheduler": "create_scheduler_fn"}
+# Arguments of Keras, Lightning, fastai and transformers that other arguments of ours resemble more, or none.
+_ARGUMENTS_ELSEWHERE = {
+    "criterion": "loss_func",
+    "max_steps": "max_num_train_steps",
+    "scheduler": "create_scheduler_fn",
+}
 
 
 @dataclasses.dataclass
