@@ -288,6 +288,12 @@ class Ranks:
             if octets.data_ptr() != target.data_ptr():
                 target.copy_(octets.view(target.dtype).view(target.shape))
 
+    def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` summed over the ranks in place, without waiting for the device."""
+        if not self._is_alone:
+            dist.all_reduce(tensor)
+        return tensor
+
     def gather(self, data: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension in the order of the ranks.
 

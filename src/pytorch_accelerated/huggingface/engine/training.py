@@ -146,7 +146,7 @@ class FaceTraining(Training):
         """Whether there is nothing left to train, or a callback ended the training. Epochs that it ended count."""
         self.agree_on_control()
         state = self.context.state
-        is_over = state.epochs >= self.face.state.num_train_epochs or (state.is_cut and self.context.updates_left == 0)
+        is_over = state.epochs >= self.face.state.num_train_epochs or (state.is_cut and self.context.is_at_limit)
         return is_over or bool(self.face.control.should_training_stop) or super().is_complete
 
     @property
