@@ -23,7 +23,6 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.huggingface import (
     EarlyStoppingCallback,
     ExportableState,
-    LossSpikeCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     Trainer,
@@ -315,7 +314,6 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         lambda folder: make_trainer(folder, EarlyStoppingCallback()).train(),
         *(AssertionError, "`metric_for_best_model` is None and `eval_strategy` is 'no'"),
     ),
-    ("no threshold of spikes", lambda _: LossSpikeCallback(0), ConfigurationError, "`threshold` is 0"),
     ("a state that is not written", lambda _: WithoutState().state(), NotImplementedError, "has no method `state`"),
     # Files
     *(

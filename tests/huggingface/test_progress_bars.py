@@ -1,4 +1,4 @@
-"""Progress bars of a run, what is logged above them, and what a log history becomes: curves, reports, spikes."""
+"""Progress bars of a run, what is logged above them, and what a log history becomes: curves, reports."""
 
 import ast
 import io
@@ -12,7 +12,6 @@ from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.huggingface import (
     EarlyStoppingCallback,
     LoggedHistory,
-    LossSpikeCallback,
     Trainer,
     TrainerCallback,
 )
@@ -212,28 +211,3 @@ def test_a_page_shows_a_run_from_its_folder_or_a_checkpoint(tmp_path: Path) -> N
         assert main(["compare", str(folder), str(folder / "checkpoint-5"), "--output", str(page)]) == 0
         text = page.read_text(encoding="utf-8")
         assert all(word in text for word in ("results", "checkpoint-5", "eval_loss", "logging_steps"))
-
-
-class Spoils(TrainerCallback):
-    """Moves the weights far away before step 31, and back after it."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.global_step in (30, 31):
-            model.linear.bias.data += 100 if state.global_step == 30 else -100
-
-
-def test_a_loss_spike_is_told_once_with_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Notes(LossSpikeCallback):
-        def on_loss_spike(self, args: Any, state: Any, control: Any, **values: Any) -> None:
-            super().on_loss_spike(args, state, control, **values)
-            seen.append((state.global_step, values))
-
-    seen: list[Any] = []
-    arguments = {"num_train_epochs": 12, "logging_steps": 1, "learning_rate": 1e-5, "eval_strategy": "no"}
-    trainer = trained(tmp_path, Notes(), Spoils(), **arguments)
-    [(step, values)] = seen
-    assert step == values["first_step"] == 31
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert values["loss"] == losses[30] > 10 * values["median"]
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Loss spike")]
-    assert told == [f"Loss spike at epoch 6.20, step 31: {losses[30]:.4g}, where the median was {values['median']:.4g}"]

@@ -46,7 +46,9 @@ class LossSpikeCallback(TrainerCallback):
     takes_part_in_preflight = False
 
     def __init__(self, threshold: float = 8.0) -> None:
-        self.threshold = checked_threshold(threshold)
+        if not (is_finite_number(threshold) and threshold > 0):
+            raise ConfigurationError(f"`threshold` is {threshold!r}, in standard deviations: give a number above 0.")
+        self.threshold = threshold
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out the records of earlier runs."""
@@ -83,17 +85,6 @@ class LossSpikeCallback(TrainerCallback):
         trainer.print(
             f"Loss spike in epoch {spike['epoch']}, {updates}: {loss:.4g}, where the median was {median:.4g}{where}"
         )
-
-
-def checked_threshold(threshold: float) -> float:
-    """The threshold.
-
-    Raises:
-        ConfigurationError: if it is not a number above 0.
-    """
-    if not (is_finite_number(threshold) and threshold > 0):
-        raise ConfigurationError(f"`threshold` is {threshold!r}, in standard deviations: give a number above 0.")
-    return threshold
 
 
 def find_spikes(losses: Any, start: int, threshold: float) -> list[tuple[int, float]]:
