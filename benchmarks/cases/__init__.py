@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks.cases import (
     arrow,
     bert,
+    beside,
     checkpoint,
     data_wait,
     ddp,
@@ -47,4 +48,5 @@ CASES: dict[str, Callable[[Setting], list[Result]]] = {
     "data_wait": data_wait.run,
     "ddp": ddp.run,
     "checkpoint": checkpoint.run,
+    "beside": beside.run,
 }

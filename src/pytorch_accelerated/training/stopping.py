@@ -19,7 +19,7 @@ from pytorch_accelerated.tracking.step_records import Pace
 
 # How long the other ranks may keep training once one must stop for a reason outside the update: a signal, a time limit,
 # a failed save.
-_SECONDS_BETWEEN_AGREEMENTS = 0.25
+_SECONDS_BETWEEN_AGREEMENTS = 1.0
 _BEFORE_COUNTING = ("calculate_train_batch_loss", "backward_step", "training_step")  # hooks of a batch
 
 
