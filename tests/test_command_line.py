@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated.proving.factory import make_run
+from tests.chaos.size import in_release
 from tests.report.test_verdict import write_result, write_runs
 from tests.support.processes import REPOSITORY
 from tests.support.tool import run_tool
@@ -78,7 +79,9 @@ def places(tmp_path: Path) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize(
-    "command", [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay", "prove"]
+    "command",
+    [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay"]
+    + [pytest.param("prove", marks=in_release)],  # which starts processes
 )
 def test_the_page_has_every_key_that_a_command_prints(command: str, places: Any, capsys: pytest.CaptureFixture[str]):
     assert run_tool(*command.split(), *places[command], "--json") == (command == "diff")

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import pytorch_accelerated
+from tests.chaos.size import in_release
 from tests.support.processes import REPOSITORY, run_script
 
 HARD_DEPENDENCIES = {"accelerate", "numpy", "safetensors", "torch", "tqdm"}
@@ -149,6 +150,7 @@ def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Pa
     assert contents(tmp_path / wheel.name) == contents(wheel)
 
 
+@in_release
 @pytest.mark.processes
 def test_a_new_environment_with_the_hard_dependencies_alone_trains_and_names_missing_packages(
     built: Path, tmp_path: Path

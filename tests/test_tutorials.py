@@ -8,19 +8,18 @@ import nbformat
 import pytest
 
 from scripts import notebooks
-from tests.chaos.size import some
+from tests.chaos.size import in_release
 
 PATHS = {path.stem: path for path in sorted(notebooks.NOTEBOOKS.glob("*.ipynb"))}
-# The others train for long, or do what the pages do.
-QUICK = ("two_processes",)
 
 
 def stored(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
 
 
+@in_release  # the pages do what they do
 @pytest.mark.processes
-@pytest.mark.parametrize("name", some(QUICK, tuple(PATHS)))
+@pytest.mark.parametrize("name", PATHS)
 def test_a_notebook_runs_and_shows_what_is_stored(name: str) -> None:
     path = PATHS[name]
     notebook = notebooks.run(path)

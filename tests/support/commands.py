@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,8 @@ from tests.chaos.size import IS_RELEASE
 from tests.support.forks import Fork, fork_ranks
 
 _PYTHON = r"python|(?:torchrun|python -m torch\.distributed\.run) --nproc-per-node (?P<ranks>\d+)"
-_COMMAND = re.compile(rf"(?:{_PYTHON})(?P<words>(?: (?!torch)[\w./-]+)+)")
+_MAY_FAIL = r"(?P<may_fail> \|\| test \$\? -eq 1)?"
+_COMMAND = re.compile(rf"(?:{_PYTHON})(?P<words>(?: (?!torch)(?:[\w./:-]+|'[^']+'))+){_MAY_FAIL}")
 
 
 class Shell:
@@ -36,16 +38,17 @@ class Shell:
         os._exit(0)
 
     def __call__(self, code: str) -> None:
-        lines, commands = code.splitlines(), list[re.Match[str]]()
+        lines, commands = re.sub(r"\\\n +", "", code).splitlines(), list[re.Match[str]]()
         while lines and not IS_RELEASE and (command := _COMMAND.fullmatch(lines[-1])):
             commands.insert(0, command)
             lines.pop()
         if lines:
             subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], check=True)
         for command in commands:
-            print(json.dumps((command["words"].split(), int(command["ranks"] or 0))), file=self._file, flush=True)
+            request = shlex.split(command["words"]), int(command["ranks"] or 0)
+            print(json.dumps(request), file=self._file, flush=True)
             status = int(self._file.readline())
-            assert status == 0, f"{command[0]} ended with exit status {status}"
+            assert status == (1 if command["may_fail"] else 0), f"{command[0]} ended with exit status {status}"
 
 
 def _status_of(words: Sequence[str], ranks: int) -> int:
