@@ -8,7 +8,7 @@ TORCH ?=
 TEST_PROCESSES ?= 2
 # Besides tests/chaos, what `make tests` runs in a small size (tests/chaos/size.py).
 SIZED_TESTS = $(shell grep -rl 'from tests.chaos.size' tests --include='test_*.py') tests/huggingface/test_ranks.py \
-	tests/test_docs_code.py tests/data/test_hub_streams.py tests/training/test_resume_streams.py
+	tests/processes/test_ray.py tests/test_docs_code.py tests/data/test_hub_streams.py tests/training/test_resume_streams.py
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chaos.record import record
 from tests.support.processes import REPOSITORY, run_script
 from tests.support.reference import TOLERANCE, regression_data, tiny_trainer
 
@@ -44,6 +45,7 @@ def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(folder: Path):
     torch.testing.assert_close(killed["model"], whole["model"], rtol=0, atol=0)
     assert (whole["is_resumed"], killed["is_resumed"]) == (False, True)
     assert reports_of_killed == reports
+    record("SIGKILL of a worker of Ray", {"kills": len([*folder.glob("death_*")]), "runs that ended differently": 0})
 
 
 def test_a_machine_that_will_be_taken_away_is_answered_by_a_state(folder: Path):

@@ -125,7 +125,7 @@ _NOT_IN_USE = {
 }
 
 
-# Copies of `evaluate` in older scripts call it; here `evaluate` itself measures memory.
+# Copies of `evaluate` in older scripts call it. Memory is not measured.
 _NO_MEMORY_TRACKER = SimpleNamespace(start=lambda: None, stop_and_update_metrics=lambda metrics=None: None)
 
 
