@@ -60,6 +60,23 @@ class Score(TrainerCallback):
             self.weights.append(weights_of(trainer.get_model()))
 
 
+class Record(TrainerCallback):
+    """Keeps the model's weights before the first update of a run, and after each."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights = []
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if not self.weights:
+            self.weights.append(weights_of(trainer.get_model()))
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.weights.append(weights_of(trainer.get_model()))
+
+
 class StopAfter(TrainerCallback):
     """Asks for a stop after so many updates."""
 

@@ -4,9 +4,6 @@ import contextlib
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
@@ -25,7 +22,7 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     StopTrainingError,
 )
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 
 class Named(TrainerCallback):
@@ -107,8 +104,8 @@ def test_overrides_pass_on_what_they_know_with_super():
             super().on_eval_epoch_end(trainer)  # type: ignore[call-arg]
             calls.append("eval end")
 
-    model, data = tiny_model(), TensorDataset(*regression_data(2))
-    Trainer(model, torch.nn.MSELoss(), sgd(model), callbacks=[Older]).train(data, 1, data)
+    data = regression_data(2)
+    tiny_trainer(Older).train(data, 1, data)
     assert calls == ["train step", "eval start", "eval step", "eval end"]
 
 
@@ -126,20 +123,6 @@ def test_only_what_is_overridden_acts():
         assert handler.acting_methods(event) == []
     handler.call_event("on_train_epoch_end", None)
     assert calls == ["patched"]
-
-
-def test_custom_events_reach_the_callbacks_that_handle_them():
-    class Listens(TrainerCallback):
-        heard: Any = None
-
-        def on_lunch(self, trainer: Any, menu: str) -> None:
-            self.heard = menu
-
-    listens = Listens()
-    handler = CallbackHandler([TrainerCallback(), listens], custom_events=["on_lunch"])
-    handler.call_event("on_lunch", trainer=None, menu="soup")
-    handler.call_event("on_dinner", trainer=None, menu="rice")
-    assert listens.heard == "soup"
 
 
 @pytest.mark.parametrize(
@@ -245,8 +228,6 @@ def test_a_custom_handler_receives_every_event():
         def _create_callback_handler(self) -> CallbackHandler:
             return Listens(self._callbacks)
 
-    model = nn.Linear(1, 1)
-    trainer = Mine(model, nn.MSELoss(), torch.optim.SGD(model.parameters()), callbacks=())
-    trainer.train((torch.ones(4, 1), torch.ones(4, 1)), 1, per_device_batch_size=2)
+    tiny_trainer(base=Mine).train(regression_data(4), 1, per_device_batch_size=2)
     assert heard.count("on_train_step_start") == heard.count("on_optimizer_step_end") == 2
     assert heard[-1] == "on_training_run_end"

@@ -69,9 +69,8 @@ def in_place() -> list[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("background", [False, True])
-def test_values_and_their_places_are_those_of_evaluations_in_the_run(background: bool, tmp_path: Path):
-    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, background=background)
+def test_values_and_their_places_are_those_of_evaluations_in_the_run(tmp_path: Path):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, background=True)
     trainer = a_trainer(EvaluateBesideCallback(tmp_path, LIMIT), saver)
     history = beside(tmp_path, lambda: fit(trainer, eval_dataset=None))
     assert evaluated(history) == in_place()

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.resuming import SaveAndStop
 
 
 def trainer_with(*callbacks: Any, trainer_class: type[Trainer] = Trainer) -> Trainer:
@@ -121,19 +121,17 @@ def test_the_file_is_up_to_date_when_the_evaluation_fails(logger_class, read, tm
 @both_loggers
 @pytest.mark.parametrize("resume_after", [1, 3, 5, 8])
 def test_the_log_of_a_resumed_run_equals_that_of_the_uninterrupted_one(logger_class, read, resume_after, tmp_path):
-    class Save(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == resume_after:
-                trainer.save_training_state(tmp_path / "state")
+    log = tmp_path / "log"
 
-    train(trainer_with(StepBasedEvaluationCallback(3), Save(), logger_class(tmp_path / "log")), 3)
-    whole = ALL[read](tmp_path / "log")
-    columns = (tmp_path / "log").read_text().splitlines()[0]
-    resumed = trainer_with(StepBasedEvaluationCallback(3), logger_class(tmp_path / "log"))
-    train(resumed, 3, resume_from=tmp_path / "state")
-    again = ALL[read](tmp_path / "log")
+    def run(*callbacks: Any, **kwargs: Any) -> list[dict[str, float]]:
+        train(trainer_with(StepBasedEvaluationCallback(3), logger_class(log), *callbacks), 3, **kwargs)
+        return ALL[read](log)
+
+    whole, columns = run(), log.read_text().splitlines()[0]
+    run(SaveAndStop(tmp_path / "state", resume_after))
+    again = run(resume_from=tmp_path / "state")
     assert without_times(again) == without_times(whole)
-    assert logger_class is JSONLoggerCallback or (tmp_path / "log").read_text().splitlines()[0] == columns
+    assert logger_class is JSONLoggerCallback or log.read_text().splitlines()[0] == columns
     seconds = [row["seconds"] for row in again if "train_loss" in row]
     assert seconds == sorted(seconds)
 
@@ -156,23 +154,6 @@ def test_a_disk_that_refuses_costs_a_warning_and_not_the_run(logger_class, read,
     refuse = False
     trainer.evaluate(regression_data(8))
     assert ["evaluation_loss" in row for row in read(path)] == [False, False, True]
-
-
-@both_loggers
-def test_nobody_ever_reads_half_a_file(logger_class, read, tmp_path, monkeypatch):
-    path = tmp_path / "log"
-    seen: list[int] = []
-    real_fsync = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        if is_file and path.exists():  # the next version has been written, but not put in place
-            seen.append(len(read(path)))
-        real_fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    train(trainer_with(logger_class(path)), 3)
-    assert seen == [0, 1, 2, 2, 3, 3]
 
 
 # After 64 updates, after 128, and at the end of an epoch.

@@ -134,16 +134,6 @@ def test_functions_on_one_rank(check, tmp_path, monkeypatch):
     check()
 
 
-def test_a_dict_of_numbers_is_recorded_by_its_names():
-    def scores(predictions: Any, targets: Any) -> dict[str, Any]:
-        return {"accuracy": accuracy(predictions, targets), "f1": macro_f1(predictions, targets)}
-
-    trainer = train(make_trainer(MetricsCallback({"scores": scores}, predictions="argmax")))
-    assert 0 < latest(trainer, "eval_accuracy") <= 1
-    assert 0 < latest(trainer, "eval_f1") <= 1
-    assert "eval_scores" not in trainer.run_history.get_metric_names()
-
-
 class DictBatches(Trainer):
     """Batches and outputs with entries of names of their own."""
 

@@ -15,6 +15,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.trainer import Trainer
 from tests.chaos.size import some
 from tests.support.processes import run_on_ranks
+from tests.support.resuming import SaveAndStop
 
 CLASSES = 3
 
@@ -160,22 +161,14 @@ def test_metrics_that_keep_predictions_do_not_keep_the_graph():
 # Saved states
 
 
-def save_after(update: int, folder: Path) -> TrainerCallback:
-    class Save(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == update:
-                trainer.save_training_state(folder)
-
-    return Save()
-
-
 def check_that_a_resumed_epoch_has_the_metrics_of_the_uninterrupted_one(resume_after: int, folder: Path) -> None:
     def train(*callbacks: Any, **kwargs: Any) -> Trainer:
         trainer = make_trainer(Probabilities(several_metrics()), *callbacks)
         trainer.train(classification_data(20), 2, classification_data(9), per_device_batch_size=4, **kwargs)
         return trainer
 
-    whole = train(save_after(resume_after, folder))
+    whole = train()
+    train(SaveAndStop(folder, resume_after))
     resumed = train(resume_from=folder)
     assert resumed.run_history.records == whole.run_history.records
 

@@ -147,16 +147,6 @@ def test_unknown_names_and_outputs_that_fit_no_task_are_errors() -> None:
         run(3, lambda outputs, targets: outputs.sum(), NOISE[:, :2], ["mae"])
 
 
-def test_the_trainer_takes_metrics_itself() -> None:
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, metrics=["accuracy"])
-    assert trainer.callback_handler.callback_list == ["MetricsCallback", *(kind.__name__ for kind in DEFAULT_CALLBACKS)]
-    history = trainer.train((INPUTS, CLASSES), 1, (INPUTS, CLASSES))
-    accuracy = (trainer.predict(INPUTS).argmax(1) == CLASSES).float().mean()
-    assert history.get_latest_metric("eval_accuracy") == pytest.approx(accuracy.item())
-
-
 def test_names_and_functions_may_be_in_callbacks_of_their_own() -> None:
     def right(predictions: torch.Tensor, targets: torch.Tensor) -> float:
         return float((predictions.argmax(1) == targets).float().mean())
@@ -171,10 +161,9 @@ def test_names_and_functions_may_be_in_callbacks_of_their_own() -> None:
     assert found["eval_right"] == pytest.approx(found["eval_accuracy"]) == 1 - found["eval_wrong"]
 
 
-def test_an_ellipsis_stands_for_the_default_callbacks() -> None:
-    model = nn.Linear(4, 3)
+def test_an_ellipsis_stands_for_the_default_callbacks_and_metrics_come_first() -> None:
     stopping = EarlyStoppingCallback(3)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), None, [stopping, ...])
-    names = [kind.__name__ for kind in DEFAULT_CALLBACKS]
-    assert trainer.callback_handler.callback_list == ["EarlyStoppingCallback", *names]
-    assert trainer.callback_handler.callbacks[0] is stopping
+    trainer = Trainer(nn.Linear(4, 3), nn.CrossEntropyLoss(), None, [stopping, ...], metrics=["accuracy"])
+    names = ["MetricsCallback", "EarlyStoppingCallback", *(kind.__name__ for kind in DEFAULT_CALLBACKS)]
+    assert trainer.callback_handler.callback_list == names
+    assert trainer.callback_handler.callbacks[1] is stopping

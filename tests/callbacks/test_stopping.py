@@ -112,50 +112,24 @@ def test_evaluate_is_not_judged():
 
 
 @pytest.mark.parametrize("reset_run_history", [True, False])
-def test_by_default_each_run_is_judged_by_itself(reset_run_history):
-    forgetting = EarlyStoppingCallback(watch_metric="score")
-    trainer = score_trainer([1, 0], forgetting)
+@pytest.mark.parametrize(("arguments", "epochs"), [({}, 2), ({"reset_on_train": False}, 1)])
+def test_by_default_each_run_is_judged_by_itself(arguments, epochs, reset_run_history):
+    trainer = score_trainer([1, 0], EarlyStoppingCallback(watch_metric="score", **arguments))
     epochs_run(trainer, 2)
     trainer.scores = [5, 4]
-    assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 2
-
-    remembering = EarlyStoppingCallback(watch_metric="score", reset_on_train=False)
-    trainer = score_trainer([1, 0], remembering)
-    epochs_run(trainer, 2)
-    trainer.scores = [5, 4]
-    assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == 1
-
-
-def save_every_epoch(folder: Path) -> TrainerCallback:
-    class Save(TrainerCallback):
-        def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            trainer.save_training_state(folder / f"epoch_{trainer.run_history.current_epoch}")
-
-    return Save()
+    assert epochs_run(trainer, 2, reset_run_history=reset_run_history) == epochs
 
 
 @pytest.mark.parametrize("resume_after", [1, 2, 3, 4, 5])
 def test_a_resumed_run_stops_where_the_uninterrupted_one_does(resume_after, tmp_path):
     scores = [5, 4, 6, 6, 6, 6, 6, 1]
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
     whole = EarlyStoppingCallback(3, watch_metric="score")
-    assert epochs_run(score_trainer(scores, whole, save_every_epoch(tmp_path)), 8) == 5
+    assert epochs_run(score_trainer(scores, whole, saver), 8) == 5
     resumed = EarlyStoppingCallback(3, watch_metric="score")
     trainer = score_trainer(scores, resumed)
     assert epochs_run(trainer, 8, resume_from=tmp_path / f"epoch_{resume_after}") == 5
     assert resumed.state_dict() == whole.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"early_stopping_patience": 0}, "early_stopping_patience` is 0"),
-        ({"early_stopping_threshold": -0.1}, "early_stopping_threshold` is -0.1"),
-        ({"early_stopping_threshold": NAN}, "early_stopping_threshold` is nan"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(arguments, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        EarlyStoppingCallback(**arguments)
 
 
 # Which names can be watched
@@ -277,8 +251,18 @@ def test_a_resumed_run_that_had_reached_its_value_stops_again_unless_the_limit_h
 
 
 @pytest.mark.parametrize(
-    "limits", [{}, {"at_least": NAN}, {"at_most": "low"}, {"at_least": 1, "at_most": 1}, {"at_least": 0, "at_most": 5}]
+    ("make", "complaint"),
+    [
+        (lambda: EarlyStoppingCallback(0), "early_stopping_patience` is 0"),
+        (lambda: EarlyStoppingCallback(early_stopping_threshold=-0.1), "early_stopping_threshold` is -0.1"),
+        (lambda: EarlyStoppingCallback(early_stopping_threshold=NAN), "early_stopping_threshold` is nan"),
+        (lambda: StopAtCallback("score"), "StopAtCallback"),
+        (lambda: StopAtCallback("score", at_least=NAN), "StopAtCallback"),
+        (lambda: StopAtCallback("score", at_most="low"), "StopAtCallback"),  # type: ignore[arg-type]
+        (lambda: StopAtCallback("score", at_least=1, at_most=1), "StopAtCallback"),
+        (lambda: StopAtCallback("score", at_least=0, at_most=5), "StopAtCallback"),
+    ],
 )
-def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        StopAtCallback("score", **limits)
+def test_settings_that_make_no_sense_are_refused(make: Callable[[], Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        make()

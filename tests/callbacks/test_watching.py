@@ -56,30 +56,19 @@ def watching(name: str) -> EarlyStoppingCallback:
     return EarlyStoppingCallback(5, watch_metric=name, greater_is_better="loss" not in name)
 
 
-def by_saver(name: str) -> dict[str, Any]:
-    return {"callbacks": [SaveTrainingStateCallback(keep_best=1, watch_metric=name)]}
+MISSPELT = "eval_noisy_los_epoch"
+WATCHING: dict[str, tuple[Callable[[], TrainerCallback], dict[str, Any]]] = {
+    "early stopping": (lambda: watching(MISSPELT), {}),
+    "states": (lambda: SaveTrainingStateCallback(keep_best=1, watch_metric=MISSPELT), {}),
+    "best model": (lambda: SaveBestModelCallback(watch_metric=MISSPELT), {}),
+    "average": (lambda: ModelEmaCallback(watch_metric=MISSPELT), {}),
+    "schedule": (TrainerCallback, {"create_scheduler_fn": ReduceLROnPlateau, "scheduler_metric": MISSPELT}),
+}
 
 
-def by_best_model(name: str) -> dict[str, Any]:
-    return {"callbacks": [SaveBestModelCallback(watch_metric=name)]}
-
-
-def by_average(name: str) -> dict[str, Any]:
-    return {"callbacks": [ModelEmaCallback(watch_metric=name)]}
-
-
-def by_schedule(name: str) -> dict[str, Any]:
-    return {"callbacks": [], "create_scheduler_fn": ReduceLROnPlateau, "scheduler_metric": name}
-
-
-def by_early_stopping(name: str) -> dict[str, Any]:
-    return {"callbacks": [watching(name)]}
-
-
-@pytest.mark.parametrize("watch", [by_early_stopping, by_saver, by_best_model, by_average, by_schedule])
-def test_a_misspelt_name_is_an_error_at_the_end_of_the_first_epoch(watch):
-    arguments = watch("eval_noisy_los_epoch")
-    trainer = make_trainer(*arguments.pop("callbacks"))
+@pytest.mark.parametrize(("make", "arguments"), WATCHING.values(), ids=WATCHING)
+def test_a_misspelt_name_is_an_error_at_the_end_of_the_first_epoch(make, arguments):
+    trainer = make_trainer(make())
     with pytest.raises(UnknownMetricError, match="no value. Watch one of .*'eval_noisy_loss_epoch'"):
         trainer.train(DATA, 2, SETS, **arguments)
     assert trainer.run_state.updates == 3  # one epoch

@@ -19,6 +19,7 @@ from tests.callbacks.runs import (
     DATA,
     Die,
     DieAfter,
+    Record,
     SpoilAfter,
     a_trainer,
     assert_same_weights,
@@ -37,19 +38,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-class Record(TrainerCallback):
-    """Keeps the model's weights from the start of the run on, after each update."""
-
-    def __init__(self) -> None:
-        self.weights: list[dict[str, torch.Tensor]] = []
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.weights = [weights_of(trainer.get_model())]
-
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.weights.append(weights_of(trainer.get_model()))
-
-
 def average_of(callback: ModelEmaCallback) -> dict[str, torch.Tensor]:
     assert callback.ema_model is not None
     return weights_of(callback.ema_model.module)
@@ -60,9 +48,8 @@ def saved_average() -> dict[str, torch.Tensor]:
     return saved
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_average_is_the_closed_form_over_all_updates(accumulation: int) -> None:
-    decay = 0.7
+@pytest.mark.parametrize(("accumulation", "decay"), [(1, 0.7), (2, 0.7), (1, 0.0), (1, 0.9999)])
+def test_the_average_is_the_closed_form_over_all_updates(accumulation: int, decay: float) -> None:
     record, callback = Record(), ModelEmaCallback(decay=decay)
     trainer = a_trainer(record, callback)
     fit(trainer, gradient_accumulation_steps=accumulation)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
 from pytorch_accelerated.schedulers import WSDLrScheduler
 from pytorch_accelerated.utils import read_run_history
-from tests.callbacks.runs import Die, DieAfter, a_trainer, assert_same_weights, fit, values_of, weights_of
+from tests.callbacks.runs import Die, DieAfter, Record, a_trainer, assert_same_weights, fit, values_of, weights_of
+from tests.support.recording import Rates
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,6 @@ def schedule(total_steps: int, **kwargs: Any) -> functools.partial[WSDLrSchedule
 
 def names_in(folder: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
-
-
-class Record(TrainerCallback):
-    """Keeps the model's weights after each update."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, dict[str, torch.Tensor]] = {}
-
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.weights[trainer.run_state.updates] = weights_of(trainer.get_model())
 
 
 def test_there_is_a_state_before_and_a_file_after_each_decay() -> None:
@@ -86,16 +76,14 @@ def test_a_short_run_resumed_before_its_decay_equals_a_long_run(arguments: dict[
     assert "checkpoint_16_wsd_pre_decay" in names_in("short")
 
 
-class Rates(TrainerCallback):
-    """The learning rate and the momentum before the first update, and the rates of all."""
+class RatesAndMomentum(Rates):
+    """Also whether there was momentum before the first update."""
 
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-        self.had_momentum = False
+    had_momentum = False
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.had_momentum |= not self.rates and bool(trainer.optimizer.state)
-        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+        self.had_momentum |= not self.used and bool(trainer.optimizer.state)
+        super().on_optimizer_step_start(trainer, **kwargs)
 
 
 @pytest.mark.parametrize("place", ["short/checkpoint_8_wsd_pre_decay", "short/checkpoint_10_wsd_post_decay.pt"])
@@ -106,20 +94,16 @@ def test_a_continuation_is_a_new_run_with_the_weights_and_its_length_is_that_of_
     record = Record()
     fit(a_trainer(record, WSDCheckpointCallback("short")), num_epochs=2, create_scheduler_fn=schedule(10))
 
-    class Begins(Record):
-        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            self.weights.setdefault(0, weights_of(trainer.get_model()))
-
-    rates, begins = Rates(), Begins()
+    rates, begins = RatesAndMomentum(), Record()
     continued = a_trainer(WSDCheckpointCallback("long", initial_checkpoint=place), rates, begins)
     factory = WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.2, is_continuation_from_checkpoint=True)
     history = fit(continued, num_epochs=num_epochs, create_scheduler_fn=factory)
     assert len(history.get_metric_values("eval_loss_epoch")) == num_epochs
-    assert continued.run_state.updates == len(rates.rates) == 5 * num_epochs
+    assert continued.run_state.updates == len(rates.used) == 5 * num_epochs
     peak = schedule(10)(a_trainer().optimizer).base_lr_values[0]
     num_decaying = num_epochs
-    assert rates.rates[: 5 * num_epochs - num_decaying] == [peak] * (4 * num_epochs)
-    assert rates.rates[4 * num_epochs :] == sorted(rates.rates[4 * num_epochs :], reverse=True)
+    assert rates.used[: 5 * num_epochs - num_decaying] == [peak] * (4 * num_epochs)
+    assert rates.used[4 * num_epochs :] == sorted(rates.used[4 * num_epochs :], reverse=True)
     assert rates.had_momentum
     assert_same_weights(begins.weights[0], record.weights[8 if "pre" in place else 10])
 
@@ -138,7 +122,7 @@ def test_a_run_that_is_resumed_does_not_go_back_to_the_initial_checkpoint() -> N
     record = Record()
     resumed = continued(record)
     fit(resumed, num_epochs=4, create_scheduler_fn=part, resume_from="training_states/step_13")
-    assert min(record.weights) == 14
+    assert len(record.weights) == 1 + 20 - 13
     assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
 
 

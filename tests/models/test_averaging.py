@@ -51,34 +51,6 @@ def averaged_while_training(model, ema, updates):
     return snapshots
 
 
-def closed_form(snapshots, decay):
-    """The average written as one weighted sum over the whole past, in double precision."""
-    first, *rest = [{name: entry.double() for name, entry in snapshot.items()} for snapshot in snapshots]
-    count = len(rest)
-    return {
-        name: decay**count * first[name]
-        + sum((1 - decay) * decay ** (count - 1 - index) * snapshot[name] for index, snapshot in enumerate(rest))
-        for name in first
-    }
-
-
-@pytest.mark.parametrize("decay", [0, 0.3, 0.9, 0.9999])
-def test_average_of_a_trained_batch_norm_model_equals_its_closed_form(decay):
-    model = make_model()
-    snapshots = averaged_while_training(model, ema := ModelEma(model, decay=decay), 30)
-    expected = closed_form(snapshots, decay)
-    averaged = ema.module.state_dict()
-    assert averaged.keys() == expected.keys()
-    for name, entry in averaged.items():
-        if entry.is_floating_point():
-            # One rounding to single precision at each of the 30 updates, of numbers as large as what was averaged.
-            scale = max(snapshot[name].abs().max().item() for snapshot in snapshots)
-            torch.testing.assert_close(entry.double(), expected[name], rtol=0, atol=30 * 2.0**-23 * scale)
-    assert averaged["1.num_batches_tracked"].item() == 30  # integers are copied
-    if decay == 0.9:
-        assert not torch.allclose(averaged["1.running_mean"], model.state_dict()["1.running_mean"])
-
-
 class LargestSoFar(ModelEma):
     def update_fn(self, ema_value, model_value):
         return torch.maximum(ema_value, model_value)
