@@ -60,11 +60,6 @@ FaceTrainer(Regression(), args, train_dataset=Rows(20), eval_dataset=Rows(5)).tr
 None""",
     "evaluate": "trainer.evaluate(EVAL, per_device_batch_size=10)\nNone",
     "predict": "trainer.predict(EVAL, per_device_batch_size=10)\nNone",
-    "quick": "trainer.predict(torch.utils.data.Subset(EVAL, range(10)), per_device_batch_size=10)\nNone",
-    "two runs": """
-for _ in range(2):
-    new_trainer().train(TRAIN, 2, EVAL, per_device_batch_size=30)
-""",
     "interrupted": "new_trainer(13, interrupt).train(TRAIN, 3, EVAL, per_device_batch_size=30)",
     "signal": """
 import signal

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -228,7 +229,9 @@ def test_an_early_stop_is_reported_and_forgotten_in_the_next_run(capsys):
 
 
 @pytest.mark.usefixtures("every_refresh")
-def test_in_a_terminal_bars_come_and_go_and_the_table_stays(capsys):
+def test_in_a_terminal_bars_come_and_go_and_the_table_stays(monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor", None)
+    threads = threading.enumerate()
     with in_a_terminal(100) as terminal:
         in_training, in_evaluation = Watch(terminal, "on_optimizer_step_end"), Watch(terminal, "on_eval_step_end")
         trainer = make_trainer(*SCREEN, in_training, in_evaluation)
@@ -239,6 +242,7 @@ def test_in_a_terminal_bars_come_and_go_and_the_table_stays(capsys):
     )
     assert re.fullmatch(r"evaluation  50%\|█+\S* +\| 1/2 \[.*, loss=\S+\]", in_evaluation.screens[0][-1])
     assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished", "Best"]
+    assert not [each for each in threading.enumerate() if isinstance(each, tqdm.TMonitor) and each not in threads]
 
 
 @pytest.mark.usefixtures("every_refresh")

@@ -91,24 +91,6 @@ def test_a_page_fetches_nothing(tmp_path: Path):
 
 
 @needs_browser
-def test_many_runs_stay_readable(tmp_path: Path):
-    page = tmp_path / "run.html"
-    train(trainer_with(ReportCallback(page)), 1)
-    for number in range(12):
-        (tmp_path / "runs" / f"{number}").mkdir(parents=True)
-        shutil.copy(page, tmp_path / "runs" / f"{number}" / f"run {number}.html")
-    write_comparison([tmp_path / "runs"], tmp_path / "compare.html")
-    dom = drawn(tmp_path / "compare.html", tmp_path)
-    assert 'data-ready="yes"' in dom
-    assert "<h1>12 runs</h1>" in dom
-    assert dom.count('type="checkbox" checked') == 12
-    keys = re.findall(r'<span class="key" style="background: ([^"]*);', dom)
-    colours = {key for key in keys if keys.count(key) == 1 or keys.count(key) < 4}
-    assert len(colours) == 8  # and the others are grey
-    assert "u-legend" not in re.sub(r"<(style|script).*?</\1>", "", dom, flags=re.DOTALL)
-
-
-@needs_browser
 def test_a_package_that_one_run_did_not_import_is_no_difference(tmp_path: Path):
     runs = [RunContents(name, environment={"device": name, "torch": "2.13"}) for name in ("cpu", "cuda")]
     runs[0].environment["timm"] = "1.0"

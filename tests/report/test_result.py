@@ -19,13 +19,14 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     LossSpikeCallback,
+    ReportCallback,
     ResultCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     TerminateOnNaNCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.errors import NonFiniteLossError, SignalExit, StopTrainingError
+from pytorch_accelerated.errors import NonFiniteLossError, SignalExit
 from pytorch_accelerated.report import result as module
 from tests.report.digits import EVAL, TRAIN, At, Broken, train, trainer_with
 
@@ -99,20 +100,14 @@ def test_long_epochs_have_a_heartbeat(path: Path, monkeypatch: pytest.MonkeyPatc
 # What ends a run
 
 
-def test_a_stopped_run_says_why(path: Path):
-    train(trainer_with(ResultCallback(path), At(13, StopTrainingError("that will do"))))
-    result = read(path)
-    assert (result["status"], result["reason"], result["error"]) == ("stopped", "that will do", None)
-    assert (result["epoch"], result["updates"]) == (2, 13)
-
-
 def test_a_signal_stops_a_run_and_a_second_train_is_a_new_one(path: Path):
     terminate = At(13, lambda: signal.raise_signal(signal.SIGTERM))
     trainer = trainer_with(ResultCallback(path), terminate)
     with pytest.raises(SignalExit):
         train(trainer)
     stopped = read(path)
-    assert (stopped["status"], stopped["reason"]) == ("stopped", "SIGTERM came.")
+    assert (stopped["status"], stopped["reason"], stopped["error"]) == ("stopped", "SIGTERM came.", None)
+    assert (stopped["epoch"], stopped["updates"]) == (2, 13)
     terminate.update = 0
     train(trainer)
     result = read(path)
@@ -180,6 +175,7 @@ def test_a_resumed_run_continues_its_result(path: Path, tmp_path: Path):
     assert result["started"] == failed["started"]
     assert result["seconds"] > failed["seconds"] * 21 / 25 / 2
     assert kinds(result) == kinds(failed) == [("non-finite loss", 1, 7)]  # noticed when the state was saved
+    assert result["alerts"][0]["text"] == "2 updates skipped, gradients not finite"
     train(trainer_with(ResultCallback(path)), 1)
     assert read(path)["started"] > result["updated"]
 
@@ -232,11 +228,13 @@ def test_a_metric_without_a_value_costs_one_warning(path: Path):
     assert (read(path)["status"], read(path)["best"]) == ("finished", None)
 
 
-def test_a_result_that_cannot_be_written_costs_one_warning(tmp_path: Path):
+def test_a_result_or_page_that_cannot_be_written_costs_one_warning(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match="ResultCallback failed in `on_training_run_start`") as seen:
-        trainer = train(trainer_with(ResultCallback(tmp_path / "file" / "result.json")))
-    assert len(seen) == 1
+    result = ResultCallback(tmp_path / "file" / "result.json")
+    page = ReportCallback(tmp_path / "file" / "run.html", seconds_between_writes=0)
+    with pytest.warns(UserWarning, match="The run continues") as seen:
+        trainer = train(trainer_with(result, page))
+    assert sorted(str(each.message).split()[0] for each in seen) == ["ReportCallback", "ResultCallback"]
     assert trainer.run_state.updates == 20
 
 
@@ -268,14 +266,6 @@ def test_a_model_that_could_not_be_saved_at_the_end_is_a_failure(path: Path, tmp
     result = read(path)
     assert (result["status"], result["error"]["type"]) == ("failed", "NonFiniteLossError")
     assert "2 of 2 parameters" in result["reason"]
-
-
-def test_skipped_updates_are_an_alert(path: Path):
-    with pytest.warns(UserWarning, match="left out"):
-        train(trainer_with(ResultCallback(path), trainer_class=Broken), 1, nonfinite_policy="skip")
-    result = read(path)
-    assert kinds(result) == [("non-finite loss", 1, 10)]
-    assert result["alerts"][0]["text"] == "2 updates skipped, gradients not finite"
 
 
 def test_a_spike_of_the_loss_is_an_alert(path: Path):

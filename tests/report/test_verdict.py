@@ -52,15 +52,23 @@ def asked(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def write_run(
-    path: Path, value: float | None, seed: int | None, status: str = "finished", metric: str = METRIC, **state: Any
+    path: Path,
+    value: float | None,
+    seed: int | None,
+    status: str = "finished",
+    metric: str = METRIC,
+    *,
+    loss: float = 1.0,
+    is_watched: bool = True,
+    **state: Any,
 ) -> None:
     """The page of a run with one value."""
     history = InMemoryRunHistory()
     contents = RunContents(path.stem, state={"status": status, **state})
     if value is not None:
-        history.update_metric("eval_loss_epoch", 1.0)
+        history.update_metric("eval_loss_epoch", loss)
         history.update_metric(metric, value)
-        contents.read_history(history, {metric: "loss" not in metric})
+        contents.read_history(history, {metric: "loss" not in metric} if is_watched else {})
     if seed is not None:
         contents.config = {"seed": seed}
     write_page([contents], path.stem, path)
@@ -175,15 +183,6 @@ def test_runs_are_paired_by_their_seeds_and_judged(tmp_path: Path, asked: Any, c
     ]
     assert len(found["left_out"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]  # no page
-
-
-def test_a_page_is_written_too_where_one_is_named(tmp_path: Path, asked: Any):
-    for name in ("a", "b"):
-        write_runs(tmp_path / name, {1: 0.5, 2: 0.6})
-    output = tmp_path / "compare.html"
-    found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds", "--output", output)
-    assert (found["outcome"], found["output"]) == ("not decided", str(output))
-    assert output.is_file()
 
 
 def test_what_is_not_decided_says_how_many_seeds_would_do(tmp_path: Path, capsys):
@@ -316,19 +315,14 @@ def test_runs_are_ranked_with_the_best_first(tmp_path: Path, asked: Any, capsys)
     assert [by_path["d"][name] for name in ("epoch", "updates", "seconds", "updated")] == [3, 30, 9.0, 1.7e9 + 9]
 
 
-def test_the_metric_of_the_ranking_can_be_named(tmp_path: Path, asked: Any):
+def test_the_metric_of_the_ranking_is_the_watched_one_or_can_be_named(tmp_path: Path, asked: Any):
     for name, loss, accuracy in (("a", 0.1, 0.8), ("b", 0.3, 0.9)):
-        history = InMemoryRunHistory()
-        history.update_metric("eval_loss_epoch", loss)
-        history.update_metric(METRIC, accuracy)
-        contents = RunContents(name)
-        contents.read_history(history, {METRIC: True})
-        write_page([contents], name, tmp_path / f"{name}.html")
-    for metric, expected in ((METRIC, "ba"), ("eval_loss_epoch", "ab")):
-        found = asked("runs", tmp_path, "--metric", metric)
+        write_run(tmp_path / f"{name}.html", accuracy, None, loss=loss)
+    for words, metric, expected in ((), METRIC, "ba"), (("--metric", "eval_loss_epoch"), "eval_loss_epoch", "ab"):
+        found = asked("runs", tmp_path, *words)
         assert (found["metric"], "".join(run["name"] for run in found["runs"])) == (metric, expected)
         output = tmp_path.parent / "compare.html"
-        assert run_tool("compare", tmp_path, "--metric", metric, "--output", output) == 0
+        assert run_tool("compare", tmp_path, *words, "--output", output) == 0
         assert output.read_text().index(f'"name":"{expected[0]}"') < output.read_text().index(f'"name":"{expected[1]}"')
     assert asked("runs", tmp_path, "--metric", "lost", code=2)["error"]["type"] == "ConfigurationError"
 
@@ -369,17 +363,12 @@ def test_the_status_of_a_run_is_that_of_its_result_and_its_curves_are_those_of_t
 
 def test_the_metric_by_which_a_result_is_judged_counts_as_watched(tmp_path: Path, asked: Any):
     for name, loss, accuracy in (("a", 0.1, 0.8), ("b", 0.3, 0.9)):
-        history = InMemoryRunHistory()
-        history.update_metric("eval_loss_epoch", loss)
-        history.update_metric(METRIC, accuracy)
-        contents = RunContents(name)
-        contents.read_history(history)
-        write_page([contents], name, tmp_path / name / "report.html")
+        write_run(tmp_path / name / "report.html", accuracy, None, loss=loss, is_watched=False)
     assert asked("runs", tmp_path)["metric"] == "eval_loss_epoch"
     for name, accuracy in (("a", 0.8), ("b", 0.9)):
         write_result(tmp_path / name, best={**result_of_a_run()["best"], "value": accuracy})
     found = asked("runs", tmp_path)
-    assert (found["metric"], [run["name"] for run in found["runs"]]) == (METRIC, ["b", "a"])
+    assert (found["metric"], [Path(run["path"]).parent.name for run in found["runs"]]) == (METRIC, ["b", "a"])
 
 
 def test_a_result_beside_several_pages_belongs_to_none_of_them(tmp_path: Path, asked: Any):
@@ -417,5 +406,7 @@ def test_results_are_paired_and_drawn_like_pages(tmp_path: Path, asked: Any):
         for seed in range(4):
             best = {**result_of_a_run()["best"], "value": 0.5 + seed / 20 + shift * (1 + seed / 9)}
             write_result(tmp_path / name / str(seed), best=best, config={"seed": seed})
-    found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds", "--output", tmp_path / "compare.html")
-    assert (found["outcome"], len(found["pairs"])) == ("better", 4)
+    output = tmp_path / "compare.html"
+    found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds", "--output", output)
+    assert (found["outcome"], len(found["pairs"]), found["output"]) == ("better", 4, str(output))
+    assert output.is_file()

@@ -101,26 +101,6 @@ def test_looking_changes_nothing_to_the_bit():
     assert looked_at.total_loss == plain.total_loss
 
 
-@pytest.mark.parametrize("read_before_saving", [True, False])
-def test_resuming_from_a_saved_state_gives_the_same_bits(read_before_saving: bool):
-    batches = random_batches(50)
-    whole, first = tracked(batches[:30]), tracked(batches[:30])
-    if read_before_saving:
-        whole.read()
-        first.read()
-    state = first.state_dict()
-    assert all(isinstance(value, float) for value in state["pending_losses"])
-    second = LossTracker()
-    second.update(9.0)
-    second.load_state_dict(state)
-    for loss, weight in batches[30:]:
-        whole.update(loss, weight)
-        second.update(loss, weight)
-    assert second.state_dict() == whole.state_dict()
-    assert second.total_loss == whole.total_loss
-    assert second.running_count == whole.running_count
-
-
 def test_a_tracker_does_not_keep_the_graph_of_a_loss():
     weight = torch.ones(1000, requires_grad=True)
     tracker = LossTracker()
