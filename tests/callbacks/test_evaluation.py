@@ -16,6 +16,7 @@ from pytorch_accelerated.callbacks.evaluation import (
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
+from tests.callbacks.runs import Die, DieAfter, StopAfter
 from tests.support.reference import regression_data, sgd, tiny_model
 
 
@@ -73,20 +74,14 @@ def test_every_module_is_back_in_its_own_mode_after_an_evaluation():
 # Shorter evaluations
 
 
-def test_by_default_only_evaluations_within_an_epoch_are_shortened():
-    trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2))
+@pytest.mark.parametrize(("arguments", "batches"), [((), 3), ((False,), 2)])
+def test_evaluations_within_an_epoch_are_shortened_and_others_on_request(arguments: tuple[bool, ...], batches: int):
+    trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2, *arguments))
     train(trainer)
-    assert counter.seen == [[True, 4, 2], [False, 5, 3], [True, 8, 2], [False, 10, 3]]
+    assert counter.seen == [[True, 4, 2], [False, 5, batches], [True, 8, 2], [False, 10, batches]]
     trainer.evaluate(regression_data(12), per_device_batch_size=4)
-    assert counter.seen[-1] == [False, 10, 3]
-
-
-def test_all_evaluations_can_be_shortened():
-    trainer, counter = trainer_with(StepBasedEvaluationCallback(4), LimitEvalStepsCallback(2, False))
-    train(trainer)
-    assert [batches for _, _, batches in counter.seen] == [2, 2, 2, 2]
-    trainer.evaluate(regression_data(12), per_device_batch_size=4)
-    assert counter.seen[-1][2] == 2
+    assert counter.seen[-1] == [False, 10, batches]
+    assert len(counter.seen) == 5
 
 
 def test_an_evaluation_that_a_stop_interrupted_is_repeated_with_its_limit(tmp_path: Path):
@@ -102,21 +97,12 @@ def test_an_evaluation_that_a_stop_interrupted_is_repeated_with_its_limit(tmp_pa
     assert counter.seen == [[True, 4, 2], [False, 5, 3], [True, 8, 2], [False, 10, 3]]
 
 
-def raise_in_update(number: int, error: Exception) -> TrainerCallback:
-    class Raise(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == number:
-                raise error
-
-    return Raise()
-
-
 @pytest.mark.parametrize("limit_intermediate_only", [True, False])
-@pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
-def test_the_whole_loader_is_back_however_the_run_ended(error, limit_intermediate_only):
+@pytest.mark.parametrize("ending", [StopAfter(3), DieAfter(3)])
+def test_the_whole_loader_is_back_however_the_run_ended(ending, limit_intermediate_only):
     limit = LimitEvalStepsCallback(1, limit_intermediate_only)
-    trainer, counter = trainer_with(limit, raise_in_update(3, error))
-    with contextlib.suppress(RuntimeError):
+    trainer, counter = trainer_with(limit, ending)
+    with contextlib.suppress(Die):
         train(trainer)
     assert len(trainer._eval_dataloader) == 3
     limit.limit_intermediate_only = True

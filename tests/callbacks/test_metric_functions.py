@@ -129,8 +129,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_functions_on_one_rank(check, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_functions_on_one_rank(check):
     check()
 
 

@@ -3,15 +3,13 @@
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from pytorch_accelerated.callbacks import ProfilerCallback
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.trainer import Trainer
+from tests.callbacks.runs import Die, DieAfter, StopAfter
 from tests.support.reference import regression_data, tiny_trainer
 
 
@@ -32,15 +30,10 @@ def test_the_trace_holds_as_many_updates_as_were_asked_for(active, tmp_path):
     assert optimizer_steps(tmp_path / "new" / "folder") == active
 
 
-@pytest.mark.parametrize("error", [StopTrainingError(), RuntimeError("broken")])
-def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(error, tmp_path):
-    class Raise(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == 5:
-                raise error
-
-    trainer = tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), Raise(), seed=1)
-    with contextlib.suppress(RuntimeError):
+@pytest.mark.parametrize("ending", [StopAfter(5), DieAfter(5)])
+def test_a_run_that_ends_before_leaves_what_there_was_and_no_profiler_behind(ending, tmp_path):
+    trainer = tiny_trainer(ProfilerCallback(tmp_path, wait=2, warmup=1, active=100), ending, seed=1)
+    with contextlib.suppress(Die):
         train(trainer)
     assert not torch._C._autograd._profiler_enabled()
     assert optimizer_steps(tmp_path) == 2

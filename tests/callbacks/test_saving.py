@@ -38,11 +38,6 @@ from tests.callbacks.runs import (
 NAN = math.nan
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def save_best_score(**kwargs: Any) -> SaveBestModelCallback:
     return SaveBestModelCallback(watch_metric="score", **kwargs)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import OptunaCallback, SaveTrainingStateCallback, TrainerCallback
+from tests.callbacks.runs import Die, DieAfter
 from tests.support.processes import run_on_ranks
 
 optuna = pytest.importorskip("optuna")
@@ -60,11 +61,6 @@ def test_a_pruned_trial_ends_its_run_in_order_and_counts_as_pruned() -> None:
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_trial_that_is_repeated_resumes_from_the_states_of_the_first_attempt(tmp_path: Path) -> None:
-    class Break(TrainerCallback):
-        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_history.current_epoch == 3:
-                raise RuntimeError("power cut")
-
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'sweep.db'}")
     study = optuna.create_study(storage=storage)
     again = optuna.storages.RetryHeartbeatStaleTrialCallback()
@@ -76,7 +72,7 @@ def test_a_trial_that_is_repeated_resumes_from_the_states_of_the_first_attempt(t
         rate = trial.suggest_float("lr", 0.01, 0.1)
         return run(trial, saving, *callbacks, search, lr=rate, resume_from=search.states)
 
-    study.optimize(lambda trial: objective(trial, Break()), n_trials=1, catch=RuntimeError)
+    study.optimize(lambda trial: objective(trial, DieAfter(8)), n_trials=1, catch=Die)
     again(study, study.trials[0])
     study.optimize(objective, n_trials=1)
     first, second = study.trials

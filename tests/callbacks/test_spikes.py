@@ -11,7 +11,8 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LossSpikeCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.callbacks.spikes import find_spikes
-from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.errors import ConfigurationError
+from tests.callbacks.runs import StopAfter
 from tests.support.resuming import assert_same
 
 BAD = 77
@@ -63,14 +64,9 @@ def test_weights_are_the_same_with_and_without_it() -> None:
 
 
 def test_a_resumed_run_reports_each_spike_once(tmp_path: Path) -> None:
-    class Stops(TrainerCallback):
-        def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates == 57:
-                raise StopTrainingError
-
     whole, before, after = Spikes(), Spikes(), Spikes()
     train(LossSpikeCallback(), whole)
-    train(LossSpikeCallback(), before, Stops(), SaveTrainingStateCallback(tmp_path))
+    train(LossSpikeCallback(), before, StopAfter(57), SaveTrainingStateCallback(tmp_path))
     train(LossSpikeCallback(), after, SaveTrainingStateCallback(tmp_path), resume_from=tmp_path)
     assert before.seen + after.seen == whole.seen
 

@@ -28,11 +28,6 @@ DATA = torch.randn(20, 4, generator=torch.Generator().manual_seed(1)), torch.ara
 SETS = {"clean": DATA, "noisy": (DATA[0] + 1, DATA[1])}
 
 
-@pytest.fixture(autouse=True)
-def _scratch_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def make_trainer(*callbacks: Any, trainer_class: type[Trainer] = Trainer) -> Trainer:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

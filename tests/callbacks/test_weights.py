@@ -33,11 +33,6 @@ from tests.support.processes import REPOSITORY, run_on_ranks
 from tests.support.reference import TOLERANCE
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def average_of(callback: ModelEmaCallback) -> dict[str, torch.Tensor]:
     assert callback.ema_model is not None
     return weights_of(callback.ema_model.module)

@@ -17,11 +17,6 @@ from tests.callbacks.runs import Die, DieAfter, Record, a_trainer, assert_same_w
 from tests.support.recording import Rates
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def schedule(total_steps: int, **kwargs: Any) -> functools.partial[WSDLrScheduler]:
     arguments = {"num_warmup_steps": 2, "decay_phase_ratio": 0.2, "lr_min": 0.1, **kwargs}
     return functools.partial(WSDLrScheduler, total_steps=total_steps, **arguments)

@@ -108,33 +108,6 @@ def test_several_optimizers_make_the_updates_of_a_loop_by_hand(
     assert trainer.run_state.updates == updates
 
 
-def test_a_run_of_several_optimizers_resumes_at_every_update_to_the_bit(tmp_path: Path) -> None:
-    def run(folder: Path, resume_from: Path | None = None) -> torch.Tensor:
-        model = new_model()
-        trainer = Trainer(
-            model,
-            nn.MSELoss(),
-            muon_and_adamw(model),
-            callbacks=[SaveTrainingStateCallback(folder, save_every_n_steps=1)],
-            seed=3,
-        )
-        trainer.train(
-            ROWS,
-            2,
-            per_device_batch_size=6,
-            create_scheduler_fn={"muon": halving},
-            gradient_clip_norm=1.0,
-            resume_from=resume_from,
-        )
-        return flat(model)
-
-    whole = run(tmp_path / "whole")
-    states = sorted((tmp_path / "whole").glob("step_*"))
-    assert len(states) == 8
-    for state in states:
-        assert torch.equal(run(tmp_path / f"from {state.name}", state), whole), state
-
-
 def test_a_state_of_other_optimizers_is_refused_before_anything_changes(tmp_path: Path) -> None:
     model = new_model()
     trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
@@ -185,47 +158,49 @@ def test_an_update_that_is_not_finite_is_skipped_by_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "arguments", "error", "words"),
     [
-        (lambda model: [], ConfigurationError, "no optimizer in it"),
-        (lambda model: [torch.optim.SGD], ArgumentTypeError, "instances"),
+        (lambda model: [], {}, ConfigurationError, "no optimizer in it"),
+        (lambda model: [torch.optim.SGD], {}, ArgumentTypeError, "instances"),
         (
             lambda model: {"a": torch.optim.SGD(model[0].parameters())},
+            {},
             ConfigurationError,
             "none of them has '2.weight', '2.bias'",
         ),
         (
             lambda model: [torch.optim.SGD(model.parameters()), torch.optim.SGD(model[0].parameters())],
+            {},
             ConfigurationError,
             "more than one has '0.weight', '0.bias'",
         ),
+        (
+            muon_and_adamw,
+            {"create_scheduler_fn": {"sgd": halving}},
+            ConfigurationError,
+            "sgd, but there are muon, adamw",
+        ),
+        (muon_and_adamw, {"create_scheduler_fn": [halving, "x"]}, ArgumentTypeError, "pass a function"),
+        (
+            muon_and_adamw,
+            {"gradient_clip_norm": {"sgd": 1.0}},
+            ConfigurationError,
+            "for the optimizers sgd, but there are muon, adamw",
+        ),
+        (
+            muon_and_adamw,
+            {"gradient_clip_norm": {"muon": 0}},
+            ConfigurationError,
+            r"`gradient_clip_norm\['muon'\]` is 0",
+        ),
     ],
 )
-def test_parameters_without_or_with_two_optimizers_are_named(make: Any, error: type[Exception], words: str) -> None:
+def test_what_does_not_fit_the_model_or_its_optimizers_is_named(
+    make: Any, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     model = new_model()
     with pytest.raises(error, match=words):
-        Trainer(model, nn.MSELoss(), make(model), callbacks=()).train(ROWS, 1)
-
-
-@pytest.mark.parametrize(
-    ("factories", "words"),
-    [({"sgd": halving}, "sgd, but there are muon, adamw"), ([halving, "x"], "pass a function")],
-)
-def test_schedules_must_be_those_of_the_optimizers(factories: Any, words: str) -> None:
-    model = new_model()
-    with pytest.raises((ConfigurationError, ArgumentTypeError), match=words):
-        Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=()).train(ROWS, 1, create_scheduler_fn=factories)
-
-
-def test_limits_of_gradients_must_be_those_of_the_optimizers_and_are_plain_numbers() -> None:
-    model = new_model()
-    trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
-    with pytest.raises(ConfigurationError, match="for the optimizers sgd, but there are muon, adamw"):
-        trainer.train(ROWS, 1, gradient_clip_norm={"sgd": 1.0})
-    with pytest.raises(ConfigurationError, match=r"`gradient_clip_norm\['muon'\]` is 0"):
-        trainer.train(ROWS, 1, gradient_clip_norm={"muon": 0})
-    trainer.train(ROWS, 1, gradient_clip_norm=np.float32(0.5))  # type: ignore[arg-type]
-    assert type(trainer.run_config.gradient_clip_norm) is float
+        Trainer(model, nn.MSELoss(), make(model), callbacks=()).train(ROWS, 1, **arguments)
 
 
 def test_groups_of_parameters_by_pattern_without_decay_and_by_layer() -> None:
@@ -348,16 +323,27 @@ def test_what_is_saved_and_evaluated_within_an_epoch_are_the_evaluation_weights_
     torch.testing.assert_close(flat(average.ema_model.module), averaged, rtol=1e-9, atol=0)
 
 
-def test_a_schedule_free_run_resumes_at_every_update_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (muon_and_adamw, {"create_scheduler_fn": {"muon": halving}, "gradient_clip_norm": np.float32(1.0)}),
+        (free, {"eval_dataset": ROWS}),
+    ],
+    ids=["several optimizers", "schedule-free"],
+)
+def test_a_run_resumes_at_every_update_to_the_bit(make: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: Path, resume_from: Path | None = None, **limits: Any) -> torch.Tensor:
         model = new_model()
         saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
-        trainer = Trainer(model, nn.MSELoss(), free(model), callbacks=[saving], seed=3)
-        trainer.train(ROWS, 2, ROWS, per_device_batch_size=6, resume_from=resume_from, **limits)
+        trainer = Trainer(model, nn.MSELoss(), make(model), callbacks=[saving], seed=3)
+        trainer.train(ROWS, 2, per_device_batch_size=6, resume_from=resume_from, **arguments, **limits)
+        assert type(trainer.run_config.gradient_clip_norm) in (float, type(None))
         return flat(model)
 
     whole = run(tmp_path / "whole")
-    for state in sorted((tmp_path / "whole").glob("step_*")):
+    states = sorted((tmp_path / "whole").glob("step_*"))
+    assert len(states) == 8
+    for state in states:
         assert torch.equal(run(tmp_path / f"from {state.name}", state), whole), state
     run(tmp_path / "cut", max_num_train_steps=3)
     assert torch.equal(run(tmp_path / "resumed", tmp_path / "cut"), whole)

@@ -323,19 +323,6 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["order.safetensors", "rank00000-00001.safetensors"])
-def test_a_changed_or_missing_file_is_noticed_before_a_row_is_used(ranks: Ranks, tmp_path: Path, name: str) -> None:
-    stored = write_predictions(ranks, tmp_path / "predictions")
-    data = bytearray((stored.path / name).read_bytes())
-    data[-1] ^= 1
-    (stored.path / name).write_bytes(data)
-    with pytest.raises(InvalidCheckpointError, match=rf"{name} was changed"):
-        StoredPredictions(stored.path).load()
-    (stored.path / name).unlink()
-    with pytest.raises(InvalidCheckpointError, match=name):
-        StoredPredictions(stored.path).load()
-
-
 def test_folders_of_other_things_and_of_later_formats_are_not_opened(tmp_path: Path) -> None:
     write_state(tmp_path / "state", {}, {"model": {"weight": torch.zeros(2)}})
     write_state(tmp_path / "later", {"predictions_format": 2}, {})

@@ -22,6 +22,7 @@ from pytorch_accelerated.callbacks import (
     MetricsCallback,
     PrintProgressCallback,
     ReportCallback,
+    ResultCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     TrainerCallback,
@@ -315,9 +316,10 @@ class FailsOnTheLastRank(ReportCallback):
     is_last = True
 
 
-def test_a_report_that_fails_costs_one_warning(tmp_path: Path):
+def test_a_report_that_fails_costs_one_warning_and_the_run_is_the_same_to_the_bit(tmp_path: Path):
     ends: list[str] = []
-    plain, shown = trainer_with(), trainer_with(FailsOnTheLastRank(tmp_path / "run.html"), AtEnd(ends))
+    failing, result = FailsOnTheLastRank(tmp_path / "run.html"), ResultCallback(tmp_path / "result.json")
+    plain, shown = trainer_with(), trainer_with(failing, result, AtEnd(ends))
     train(plain)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,7 +1,10 @@
 """Cosine, line, power and inverse root, against timm, torch and points worked out by hand."""
 
+import functools
+from typing import Any
+
 import pytest
-import torch
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR
 
 from pytorch_accelerated.schedulers import (
     CosineLrScheduler,
@@ -12,7 +15,7 @@ from pytorch_accelerated.schedulers import (
 from tests.schedulers.curves import an_optimizer, rates
 
 
-def rates_of(scheduler: torch.optim.lr_scheduler.LRScheduler, num_updates: int) -> list[float]:
+def rates_of(scheduler: LRScheduler, num_updates: int) -> list[float]:
     """The rates of a torch scheduler, update by update."""
     used = []
     for _ in range(num_updates):
@@ -68,20 +71,17 @@ def test_a_fraction_of_an_epoch_of_warmup_is_rounded_to_updates() -> None:
     assert scheduler.num_warmup_updates == 30
 
 
-def test_linear_equals_torch() -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments", "of_torch"),
+    [
+        (LinearLrScheduler, {"min_lr_ratio": 0.25}, functools.partial(LinearLR, start_factor=1.0, end_factor=0.25)),
+        (PolynomialLrScheduler, {"power": 2.0, "lr_min": 0.0}, functools.partial(PolynomialLR, power=2.0)),
+    ],
+)
+def test_line_and_power_equal_torch(kind: Any, arguments: dict[str, float], of_torch: Any) -> None:
     optimizer = an_optimizer(0.8)
-    theirs = torch.optim.lr_scheduler.LinearLR(an_optimizer(0.8), start_factor=1.0, end_factor=0.25, total_iters=20)
-    assert rates(optimizer, LinearLrScheduler(optimizer, 4, 5, min_lr_ratio=0.25), 24) == pytest.approx(
-        rates_of(theirs, 24)
-    )
-
-
-def test_polynomial_equals_torch() -> None:
-    optimizer = an_optimizer(0.8)
-    theirs = torch.optim.lr_scheduler.PolynomialLR(an_optimizer(0.8), total_iters=20, power=2.0)
-    assert rates(optimizer, PolynomialLrScheduler(optimizer, 4, 5, power=2.0, lr_min=0.0), 21) == pytest.approx(
-        rates_of(theirs, 21)
-    )
+    expected = rates_of(of_torch(an_optimizer(0.8), total_iters=20), 24)
+    assert rates(optimizer, kind(optimizer, 4, 5, **arguments), 24) == pytest.approx(expected)
 
 
 def test_inverse_square_root_halves_whenever_the_time_is_four_times_as_long() -> None:

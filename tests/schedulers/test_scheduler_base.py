@@ -139,19 +139,6 @@ def test_the_initial_value_that_a_torch_scheduler_left_is_used() -> None:
     assert isinstance(optimizer.param_groups[0]["initial_lr"], float), "a tensor would be read by the host in each step"
 
 
-def test_the_state_is_plain_and_restores_counter_values_and_what_they_are_scheduled_from() -> None:
-    optimizer = an_optimizer(0.8, 0.4)
-    scheduler = Halving(optimizer)
-    train(optimizer, scheduler, 2)
-    state = json.loads(json.dumps(scheduler.state_dict()))
-    other = an_optimizer(1.0, 1.0)
-    restored = Halving(other)
-    restored.load_state_dict(state)
-    assert [group["lr"] for group in other.param_groups] == [0.2, 0.1]
-    assert restored.last_update == 1
-    assert train(other, restored, 3) == train(optimizer, scheduler, 3)
-
-
 def test_a_state_of_another_kind_of_scheduler_is_refused() -> None:
     optimizer = an_optimizer()
     state = torch.optim.lr_scheduler.StepLR(optimizer, 1).state_dict()
