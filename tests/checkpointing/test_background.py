@@ -77,17 +77,6 @@ def test_the_written_state_is_the_one_at_the_time_of_the_request(
         wanted = {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def test_a_state_is_started_when_the_previous_one_is_complete(
-    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    slow = SlowDisk(monkeypatch)
-    writer.write(tmp_path / "first", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
-    assert slow.is_reached.wait(600)
-    threading.Timer(0.2, slow.may_go_on.set).start()
-    writer.write(tmp_path / "second", {}, encode_parts({"model": {"weight": torch.ones(2)}}))
-    assert [folder.name for folder, _ in list_states(tmp_path)][:1] == ["first"]
-
-
 @pytest.mark.parametrize("operation", range(3))
 def test_a_failed_write_is_reported_once_and_the_next_state_is_written(
     operation: int, writer: BackgroundWriter, tmp_path: Path

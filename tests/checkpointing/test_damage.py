@@ -244,6 +244,10 @@ FILES: dict[str, Callable[[], bytes]] = {
     "the bit of a folder": lambda: as_folder(torch_saved({"a": torch.arange(4.0)})),
     "an object of a class": lambda: torch_saved({"a": Gadget("trap")}),
     "a plain pickle": lambda: pickle.dumps({"a": Gadget("trap")}, 2),
+    "nothing": lambda: b"",
+    "half a file": lambda: (whole := torch_saved({"a": torch.arange(4.0)}))[: len(whole) // 2],
+    "all but one byte": lambda: torch_saved({"a": torch.arange(4.0)})[:-1],
+    "a list": lambda: torch_saved([1, 2]),
 }
 
 

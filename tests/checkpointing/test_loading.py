@@ -12,7 +12,6 @@ from torch.optim import lr_scheduler
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.matching import mismatch
 from pytorch_accelerated.checkpointing.optimizers import problem_of_entries
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
@@ -298,27 +297,3 @@ def test_what_cannot_be_stored_is_left_out_with_a_warning(tmp_path: Path) -> Non
     trainer = Held(own=nn.Parameter(torch.zeros(3)))
     trainer.load_training_state(tmp_path / "state")
     assert trainer.own.tolist() == [1.0, 1.0, 1.0]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("live", "saved", "fits"),
-    [
-        (1, 2.5, True),
-        (1.0, torch.tensor(2.0), True),
-        (1, True, False),
-        (True, 1, False),
-        ("a", None, False),
-        (None, object(), True),
-        ([1, 2], (3.0, 4.0, 5.0), True),
-        ([1, 2], [3, "x"], False),
-        ([], ["x"], True),
-        ({"a": 1}, {"b": "x"}, True),
-        ({"a": {"b": 1}}, {"a": {"b": "x"}}, False),
-        ({1: 2}, {3: 4, 5: 6}, True),
-        (torch.ones(2), 3, True),
-        (torch.ones(2), [1], False),
-        (object(), 3, True),
-    ],
-)
-def test_entries_of_another_kind_are_noticed(live: Any, saved: Any, fits: bool) -> None:
-    assert (mismatch(live, saved, "it") is None) == fits

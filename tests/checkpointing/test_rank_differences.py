@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.training_state import with_difference
 from tests.support.processes import run_forked, run_on_ranks
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "rank_differences.py"
@@ -58,17 +56,3 @@ def test_another_number_of_ranks_loads_the_first_ones_and_says_so(saved: tuple[P
     words = "OfLastRank, the run history. With another number (1) each of them loads those of the first one"
     assert words in resumed.stderr
     assert json.loads(resumed.stdout.splitlines()[-1])["mine"][:3] == whole[0]["mine"][:3]
-
-
-def test_a_state_on_one_rank_has_nothing_of_the_kind(tmp_path: Path) -> None:
-    run_forked(SCRIPT, tmp_path, "save")
-    _, parts = read_state(tmp_path / "state")
-    assert not {"callbacks", "history"} & parts["rank_0"].keys()
-
-
-def test_values_are_put_in_their_places_and_nothing_else_is_changed() -> None:
-    first = {"a": {"b": 1, "c": [2]}, "d": torch.ones(1)}
-    assert with_difference(first, [[["a", "b"], 5], [["d"], None]]) == {"a": {"b": 5, "c": [2]}, "d": None}
-    assert first == {"a": {"b": 1, "c": [2]}, "d": torch.ones(1)}
-    assert with_difference(first, [[[], 3]]) == 3
-    assert with_difference(first, []) is first

@@ -49,13 +49,6 @@ def test_a_path_that_leads_nowhere_is_an_error_of_ours(odd: str, use: str, tmp_p
         USES[use](ODD[odd](tmp_path))
 
 
-def test_a_missing_folder_is_not_an_error(tmp_path: Path) -> None:
-    trainer = tiny_trainer()
-    trainer.train(regression_data(6), 1, resume_from=tmp_path / "none" / "there")
-    assert trainer.run_state.updates > 0
-    assert get_last_checkpoint(tmp_path / "none") is None
-
-
 SCRIPT = """
 import os, sys, tempfile, warnings
 from pathlib import Path
