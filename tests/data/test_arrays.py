@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from pytorch_accelerated.data.building import check_dataset
 from pytorch_accelerated.data.rows import ArrayDataset, as_array_dataset
 from pytorch_accelerated.errors import DataError
+from tests.checkpointing.same_state import assert_same_state
 
 ROWS = 6
 
@@ -37,30 +38,6 @@ def as_it_should_be(dataset: Any, indices: list[int]) -> Any:
     return default_collate([dataset[index] for index in indices])
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    """Equal types, structure, dtypes and values."""
-    assert type(found) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        assert found.shape == expected.shape
-        assert found.device == expected.device
-        # As bytes, because not every dtype can be compared.
-        assert torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (found, expected)))
-    elif isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
-        assert np.array_equal(found, expected)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        for key, value in expected.items():
-            assert_same(found[key], value)
-    elif isinstance(expected, (tuple, list)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    else:
-        assert found == expected
-
-
 def assert_batches_are_torchs(dataset: Any, samples: Any = None) -> None:
     """The batches of `dataset` are those that `default_collate` makes of `samples`, by default its own."""
     arrays = as_array_dataset(dataset)
@@ -69,10 +46,10 @@ def assert_batches_are_torchs(dataset: Any, samples: Any = None) -> None:
     assert len(arrays) == len(reference)
     last = len(reference) - 1
     for picked in ([last, 0, 0, 1], [last], list(range(last + 1))):
-        assert_same(arrays.fetch(torch.tensor(picked)), as_it_should_be(reference, picked))
-    assert_same(arrays.fetch(slice(1, 3)), as_it_should_be(reference, [1, 2]))
+        assert_same_state(arrays.fetch(torch.tensor(picked)), as_it_should_be(reference, picked))
+    assert_same_state(arrays.fetch(slice(1, 3)), as_it_should_be(reference, [1, 2]))
     # A slice over the end has fewer rows, as in a list.
-    assert_same(arrays.fetch(slice(2, 100)), as_it_should_be(reference, list(range(2, len(reference)))))
+    assert_same_state(arrays.fetch(slice(2, 100)), as_it_should_be(reference, list(range(2, len(reference)))))
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
@@ -89,7 +66,7 @@ def test_batches_of_arrays_are_torchs(dtype: str, shape: tuple[int, ...]) -> Non
     data = array(*shape, dtype=dtype)
     if dtype == "u8" and not shape:  # torch cannot collate single numbers of this dtype
         fetched = ArrayDataset(data).fetch(torch.tensor([5, 0, 0]))
-        assert_same(fetched, torch.from_numpy(data[[5, 0, 0]]))
+        assert_same_state(fetched, torch.from_numpy(data[[5, 0, 0]]))
     else:
         assert_batches_are_torchs(data, samples=data)
 

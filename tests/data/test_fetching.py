@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Subset,
-    TensorDataset,
     default_collate,
     get_worker_info,
 )
@@ -36,11 +34,6 @@ SIZE = 12
 def draws() -> list[float]:
     """One number of each generator."""
     return [float(torch.rand(())), float(np.random.rand()), random.random()]
-
-
-def generators() -> list[Any]:
-    numpy_state: Any = np.random.get_state()
-    return [torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2:], random.getstate()]
 
 
 class Noise(Dataset[Any]):
@@ -84,14 +77,6 @@ def test_randomness_belongs_to_the_batch_and_not_to_who_fetches_it() -> None:
         }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_fetched_from_the_middle_are_those_that_would_have_come(workers: int) -> None:
-    loader = adapted(DataLoader(Noise(), 2, num_workers=workers, collate_fn=noisy_collate))
-    whole = [micro.batch.tolist() for update in loader.updates() for micro in update.micro_batches]
-    rest = [micro.batch.tolist() for update in loader.updates(start=6) for micro in update.micro_batches]
-    assert rest == whole[3:]
-
-
 @pytest.mark.parametrize("dataset", [Noise(), NoiseStream()], ids=type)
 def test_numbers_drawn_between_batches_do_not_depend_on_workers(dataset: Any) -> None:
     def drawn(workers: int) -> list[float]:
@@ -102,18 +87,6 @@ def test_numbers_drawn_between_batches_do_not_depend_on_workers(dataset: Any) ->
         ]
 
     assert drawn(0) == drawn(2)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Noise(), NoiseStream(), TensorDataset(torch.arange(SIZE))], ids=type)
-def test_fetching_changes_none_of_the_users_generators(dataset: Any, workers: int) -> None:
-    loader = adapted(build_loader(dataset, {"batch_size": 3, "num_workers": workers}, None, None))
-    set_seed(1)
-    before = generators()
-    for _ in loader:
-        assert generators() == before
-    list(loader.rounds())
-    assert generators() == before
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -221,22 +194,6 @@ print(len(workers), [worker for worker in workers if is_running(worker)])
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 def test_where_a_worker_has_died_the_others_are_ended_all_the_same() -> None:
     assert run_forked(A_WORKER_DIES).stdout == "3 []\n"
-
-
-class HangsElsewhere(Numbers):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 3 and get_worker_info() is not None:
-            time.sleep(600)
-        return super().__getitem__(index)
-
-
-def test_the_timeout_of_a_loader_is_torchs_own_and_no_worker_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch asks them to end
-    loader = adapted(DataLoader(HangsElsewhere(9), 2, num_workers=2, timeout=1))
-    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
-        list(loader)
-    loader.close()
-    assert multiprocessing.active_children() == []
 
 
 # ------------------------------------------------------------------------------------------ datasets that know better

@@ -12,7 +12,7 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.data.streams import is_exact_hub_stream
 from tests.data.hub import EXACT, HUB_STREAMS, as_pairs, plain
 from tests.support.resuming import SaveAndStop, assert_same
-from tests.support.streaming import OwnLoader, check_everywhere, outcome, run, stateful
+from tests.support.streaming import check_everywhere, outcome, run, stateful
 
 # torchdata calls what torch 2.13 wants nobody to call.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -23,7 +23,6 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "stateful loader": lambda stream: stateful(stream, collate_fn=as_pairs),
     "stateful loader with two workers": lambda stream: stateful(stream, collate_fn=as_pairs, num_workers=2),
     "workers that stay": lambda stream: stateful(stream, collate_fn=as_pairs, num_workers=2, persistent_workers=True),
-    "loader of one's own": lambda stream: OwnLoader(stream, 2, collate_fn=as_pairs),
 }
 
 

@@ -80,18 +80,6 @@ def test_all_ranks_together_train_on_the_order_of_the_epoch(
     assert used == epoch_order(size, seed=7, epoch=epoch).tolist()
 
 
-@pytest.mark.parametrize("start", [0, 2, 4, 8, 10, 11])
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("make", [lambda: Numbers(SIZE), lambda: Stream(SIZE)], ids=["planned", "stream"])
-def test_a_pass_resumes_where_it_stopped(make: Callable[[], Any], steps: int, start: int) -> None:
-    loader = adapted(DataLoader(make(), 2), steps=steps)
-    updates = [
-        flat(numbers_in(micro.batch for micro in update.micro_batches)) for update in loader.updates(start=start)
-    ]
-    assert flat(updates) == UP[start:]
-    assert [len(update) for update in updates[:-1]] == [2 * steps] * (len(updates) - 1)
-
-
 def test_a_stream_whose_batches_have_no_size_resumes_by_batches() -> None:
     words = [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
     loader = adapted(words, steps=2)

@@ -72,18 +72,15 @@ def test_an_epoch_uses_each_sample_once_in_order(plan: TrainingPlan) -> None:
 
 
 @given(plan=training_plans)
-def test_all_updates_but_the_last_are_full_and_no_batch_is_larger_than_asked(plan: TrainingPlan) -> None:
+def test_updates_but_the_last_are_full_batches_no_larger_than_asked_and_cells_empty_only_if_they_must(
+    plan: TrainingPlan,
+) -> None:
     windows = list(plan.windows())
     full = plan.batch_size * plan.ranks * plan.accumulation_steps
     assert [window.size for window in windows[:-1]] == [full] * (len(windows) - 1)
     for window in windows:
         assert max(cell.size for cells in window.rounds for cell in cells) <= plan.batch_size
         assert len(window.rounds) == -(-window.size // (plan.batch_size * plan.ranks)), "as few batches as hold it"
-
-
-@given(plan=training_plans)
-def test_a_cell_is_empty_only_if_an_update_has_fewer_samples_than_cells(plan: TrainingPlan) -> None:
-    for window in plan.windows():
         empty = sum(not cell.size for cells in window.rounds for cell in cells)
         assert empty == max(0, plan.ranks * len(window.rounds) - window.size)
         if plan.batch_size >= 2:  # single samples cannot be divided
@@ -200,24 +197,19 @@ def every_evaluation() -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_rounds_show_each_sample_once_in_order_and_are_as_few_as_can_be(drop_last: bool) -> None:
+def test_rounds_show_each_sample_once_in_order_and_are_as_few_and_as_full_as_can_be(
+    drop_last: bool,
+) -> None:
     for size, batch_size, ranks in every_evaluation():
         rounds = list(evaluation_rounds(size, batch_size=batch_size, ranks=ranks, drop_last=drop_last))
         assert_well_formed(rounds, ranks=ranks)
         assert positions(rounds) == list(range(size - size % (batch_size * ranks) if drop_last else size))
         assert len(rounds) == (size // (batch_size * ranks) if drop_last else math.ceil(size / (batch_size * ranks)))
         assert all(len(window.rounds) == 1 for window in rounds)
-        assert all(cell.size <= batch_size for window in rounds for cell in window.rounds[0])
-
-
-def test_every_rank_has_samples_in_every_round_if_there_are_as_many_as_ranks_and_batches_of_two() -> None:
-    for size, batch_size, ranks in every_evaluation():
-        empty = sum(
-            not cell.size
-            for window in evaluation_rounds(size, batch_size=batch_size, ranks=ranks)
-            for cell in window.rounds[0]
-        )
-        if size >= ranks and batch_size >= 2:
+        cells = [cell for window in rounds for cell in window.rounds[0]]
+        assert all(cell.size <= batch_size for cell in cells)
+        empty = sum(not cell.size for cell in cells)
+        if drop_last or (size >= ranks and batch_size >= 2):
             assert empty == 0, (size, batch_size, ranks)
         else:
             assert empty == -size % ranks, "only the last round may have empty cells"

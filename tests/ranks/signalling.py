@@ -29,7 +29,7 @@ from pytorch_accelerated.errors import SignalExit, StopTrainingError
 from tests.chaos.size import IS_RELEASE
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.histories import state_without_times
-from tests.support.reference import regression_data, sgd, tiny_model, tiny_trainer
+from tests.support.reference import regression_data, tiny_trainer
 from tests.support.resuming import AugmentedData, digests, everything, run
 
 HOOKS_OF_PASSES = {"evaluate": "calculate_eval_batch_loss", "predict": "calculate_predict_batch_outputs"}
@@ -235,17 +235,11 @@ class SlowData(AugmentedData):
 
 
 def train_with_workers(folder: Path, num_workers: int = 2) -> None:
-    trainer = Trainer(
-        model := tiny_model(),
-        nn.MSELoss(),
-        sgd(model),
-        callbacks=[SaveTrainingStateCallback(folder / "states"), Report()],
-        seed=3,
-    )
+    trainer = tiny_trainer(SaveTrainingStateCallback(folder / "states"), Report(), seed=3)
     loading = {"num_workers": num_workers}
     resume_from = folder / "states"
     trainer.train(SlowData(48), 2, None, 2, None, 12, train_dataloader_kwargs=loading, resume_from=resume_from)
-    print_end({"model": model.state_dict(), "history": state_without_times(trainer.run_history)}, folder)
+    print_end({"model": trainer.model.state_dict(), "history": state_without_times(trainer.run_history)}, folder)
 
 
 def signal_to_workers_too(name: str, folder: Path) -> None:

@@ -256,17 +256,11 @@ def test_batches_and_outputs_may_be_nested():
         def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
             seen.append(batch_output)
 
-    class Rows(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> Any:
-            return {"x": inputs[index], "more": [targets[index]]}
-
+    rows = [{"x": x, "more": [target]} for x, target in zip(inputs, targets, strict=True)]
     models = []
     for room in (99, 3):
         trainer = make(Memory(room), Sees(), base=NamedBatches)
-        run = functools.partial(trainer.train, Rows(), 1, per_device_batch_size=8, split_on_oom=True)
+        run = functools.partial(trainer.train, rows, 1, per_device_batch_size=8, split_on_oom=True)
         if room == 99:
             run()
         else:

@@ -236,16 +236,6 @@ def test_events_get_what_they_are_about_by_keyword(tmp_path: Path, monkeypatch: 
 # What `Trainer.explain` tells beforehand is what a run then does: here with two batches of an update
 
 
-def watcher(name: str, acted: list[str], *events: str) -> TrainerCallback:
-    """A callback of a class of that name, which notes when it acts."""
-
-    def method(event: str) -> Any:
-        return lambda self, trainer, **kwargs: acted.append(f"{event} {name}")
-
-    kind: type[TrainerCallback] = type(name, (TrainerCallback,), {event: method(event) for event in events})
-    return kind()
-
-
 class CountsItems(Trainer):
     def count_batch_items(self, batch: Any) -> int:
         return len(batch[0])
@@ -279,34 +269,6 @@ def test_the_text_is_what_a_run_does(what: str, base: type[Trainer]):
     assert recorder.calls == expand(text, counts={**COUNTS, "batch of the update": 2})
 
 
-def test_the_callbacks_beside_an_event_are_those_that_handle_it():
-    acted: list[str] = []
-    beginnings = ("on_init_end", "on_train_epoch_start", "on_eval_epoch_start")
-    others = ("on_train_step_end", "on_optimizer_step_end", "on_prediction_step_end")
-    trainer = Recorder().trainer(watcher("First", acted, *beginnings), watcher("Second", acted, *beginnings, *others))
-    text = trainer.explain(EPOCHS)
-    promised = [step for name in ("Trainer", "train", "evaluate", "predict") for step in expand_actors(text, name)]
-    for what in ("train", "evaluate", "predict"):
-        run(trainer, what)
-    assert acted == [step for step in promised if not step.endswith("Recorder")]
-
-
-def expand_actors(text: str, name: str) -> list[str]:
-    """The same order, with a line of its own for each callback at an event, as "event callback"."""
-    lines = []
-    event, depth = "", 0
-    for line in section(text, name).splitlines():
-        words = line.split()
-        if len(words) == 1 and len(line) - len(words[0]) > 40:  # a further callback of the event above
-            lines.append(f"{' ' * depth}{event} {words[0]}")
-        elif words[0].startswith("on_"):
-            event, depth = words[0], len(line) - len(line.lstrip())
-            lines.append(f"{' ' * depth}{event} {words[1]}")
-        elif line.endswith(":"):
-            lines.append(line)
-    return expand("\n".join(lines), counts={**COUNTS, "batch of the update": 2})
-
-
 def test_the_page_about_the_loop_shows_the_same():
     """Methods on the left, events and recorded metrics on the right."""
     page = (REPOSITORY / "docs" / "loop.md").read_text(encoding="utf-8")
@@ -316,7 +278,7 @@ def test_the_page_about_the_loop_shows_the_same():
     assert [line.strip() for line in shown.splitlines()] == [line for line in lines if not line.startswith("_")]
 
 
-def test_overridden_hooks_and_custom_events_are_shown():
+def test_overridden_hooks_and_events_with_the_callbacks_that_handle_them_are_shown():
     class Middle(Trainer):
         custom_events = ("batch_was_strange",)
 
@@ -331,9 +293,20 @@ def test_overridden_hooks_and_custom_events_are_shown():
         def batch_was_strange(self, trainer: Trainer, **kwargs: Any) -> None:
             pass
 
-    lines = Recorder([]).trainer(Strange(), base=Mine).explain().splitlines()
+        on_train_step_end = on_eval_step_start = batch_was_strange
+
+    class Calm(TrainerCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            pass
+
+    lines = Recorder([]).trainer(Strange(), Calm(), base=Mine).explain().splitlines()
     assert [line.split() for line in lines if "overridden" in line] == [
         ["backward_step", "overridden", "in", "Middle"],
         ["_clip_gradients", "overridden", "in", "Mine"],
     ]
-    assert lines[-1].split() == ["batch_was_strange", "Strange"]
+    beside, event = [], ""
+    for line in lines:
+        event = line[:REMARKS].strip() or event
+        beside += [f"{event} {name}" for name in ("Strange", "Calm") if line.endswith(name)]
+    steps = ["on_train_step_end Strange", "on_train_step_end Calm", "on_eval_step_start Strange"]
+    assert beside == [*steps, "on_eval_step_start Strange", "batch_was_strange Strange"]

@@ -10,7 +10,6 @@ from torch.utils.data import IterableDataset
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.run_state import RunState
 from tests.support.mixing import check_every_resume, counting
 from tests.support.resuming import SaveAndStop
 from tests.support.rows import Batches, LoggingData, train, trainer_of
@@ -100,9 +99,3 @@ def test_what_has_no_meaning_is_an_error_that_says_what_to_do(tmp_path: Path) ->
         ConfigurationError, match="`max_tokens` counts from the beginning .* Give `max_num_train_steps`"
     ):
         counting(resume_from=tmp_path / "uncounted")
-
-
-def test_states_of_older_versions_have_no_totals() -> None:
-    state = RunState(updates=3, samples=12, items=40)
-    assert RunState.from_state_dict(state.state_dict(), state.totals) == state
-    assert RunState.from_state_dict(state.state_dict()).totals == {"samples": 0, "items": 0}

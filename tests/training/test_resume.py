@@ -21,7 +21,6 @@ from tests.support.processes import Output, run_forked, run_on_ranks
 from tests.support.reference import regression_data, tiny_model, tiny_trainer
 from tests.support.resuming import SaveAndStop, SaveAtEpochEnd, assert_same, everything, run
 from tests.support.states import read_metric_records
-from tests.support.streaming import Walk
 
 RANKS = Path(__file__).parents[1] / "ranks"
 # An interrupted run ends before its first evaluation, so it has no best model to load.
@@ -76,23 +75,6 @@ def test_a_run_that_a_limit_has_cut_within_an_epoch_and_that_goes_on_equals_the_
     again = part(cut, process_seed=5, resume_from=states / "final")
     assert_same({**again, "ema": None}, {**first, "ema": None})
     assert_same(part(10, process_seed=99, resume_from=states / "final"), whole)
-
-
-@pytest.mark.parametrize("cut", [3, 4, 7])  # 4 batches are a pass
-def test_a_stream_that_a_limit_has_cut_goes_on_where_it_was(cut: int, tmp_path: Path) -> None:
-    def part(place: str, limit: int, **arguments: Any) -> Trainer:
-        saver = SaveTrainingStateCallback(tmp_path / place)
-        trainer = tiny_trainer(saver)
-        data = Walk(11)
-        trainer.train(data, None, regression_data(4), 3, max_num_train_steps=limit, **arguments)
-        return trainer
-
-    whole = part("whole", 10)
-    part("parts", cut)
-    resumed = part("parts", 10, resume_from=tmp_path / "parts")
-    assert_same(resumed.model.state_dict(), whole.model.state_dict())
-    name = "eval_loss_epoch"
-    assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
 
 
 @pytest.mark.processes
@@ -184,21 +166,6 @@ def test_the_state_of_another_optimizer_is_refused_before_anything_changes(other
     assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
     trainer.load_checkpoint(tmp_path / "adam.pt", load_optimizer=False)
     trainer_with(torch.optim.Adam).load_checkpoint(tmp_path / "adam.pt")
-
-
-def test_load_training_state_returns_what_was_saved_beside(tmp_path: Path) -> None:
-    trainer = tiny_trainer()
-    model = trainer.model
-    trainer.train(regression_data(8), 2)
-    trainer.save_training_state(tmp_path / "state", {"note": "mine"})
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    loaded = trainer.load_training_state(tmp_path / "state")
-    assert loaded["note"] == "mine"
-    assert loaded["current_epoch"] == 3
-    assert_same(model.state_dict(), expected)
 
 
 # What is said to users who resume

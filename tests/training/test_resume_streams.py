@@ -94,6 +94,16 @@ def test_a_run_with_a_limit_of_updates_resumed_anywhere_equals_the_uninterrupted
     check_everywhere(SOURCES[source], tmp_path, num_epochs=None, max_num_train_steps=7)
 
 
+@pytest.mark.parametrize("cut", [3, 4, 5, 7])  # 5 updates are a pass
+def test_a_stream_that_a_limit_has_cut_goes_on_where_it_was(cut: int, tmp_path: Path) -> None:
+    def part(limit: int, *callbacks: TrainerCallback, **arguments: Any) -> Trainer:
+        data = regression_data(4)
+        return run(Walk(), *callbacks, eval_dataset=data, num_epochs=None, max_num_train_steps=limit, **arguments)
+
+    part(cut, SaveTrainingStateCallback(tmp_path))
+    assert_same(outcome(part(10, process_seed=99, resume_from=tmp_path)), outcome(part(10)))
+
+
 @pytest.mark.parametrize("source", ["dataset", "two workers"])
 def test_a_run_with_shortened_epochs_equals_the_uninterrupted_run(source: str, tmp_path: Path) -> None:
     saver, limit = SaveEverywhere(tmp_path), LimitBatchesCallback(2)
@@ -195,24 +205,17 @@ def change_stream(folder: Path, change: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("name", MISFITS)
 def test_states_that_do_not_fit_the_stream_are_refused_before_anything_changes(name: str, state: Path) -> None:
     change_stream(state, MISFITS[name])
-    weights: list[torch.Tensor] = []
+    weights: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Watched(Trainer):
         def create_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-            weights.extend(parameter.clone() for parameter in self.model.parameters())
-            self.watched = self.model
+            weights.extend((parameter, parameter.clone()) for parameter in self.get_model().parameters())
             return super().create_train_dataloader(*args, **kwargs)
 
-    trainers: list[Watched] = []
-
-    def watched(*args: Any, **kwargs: Any) -> Watched:
-        trainers.append(Watched(*args, **kwargs))
-        return trainers[-1]
-
     with pytest.raises(InvalidCheckpointError):
-        run(Walk(), base=watched, resume_from=state)
+        run(Walk(), base=Watched, resume_from=state)
     assert weights
-    assert all(map(torch.equal, trainers[0].model.parameters(), weights))
+    assert all(torch.equal(now, before) for now, before in weights)
 
 
 def test_a_worker_that_does_not_take_its_state_is_known_before_anything_changes(tmp_path: Path) -> None:
