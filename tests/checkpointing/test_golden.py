@@ -32,6 +32,7 @@ def test_a_golden_state_loads_with_exactly_the_values_that_were_saved(folder: Pa
     expected["history"] = {"step_records": [], "step_read_positions": {}, **expected["history"]}  # older than these
     assert contents(trainer) == expected
     assert_same_state({name: extra[name] for name in EXTRA}, EXTRA)
+    assert extra["current_epoch"] == trainer.run_history.current_epoch
     assert trainer.run_state.updates == UPDATES_AT_SAVE
 
 

@@ -11,9 +11,11 @@ from pytorch_accelerated.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_all_impossible_intervals_are_named(value):
+def test_all_impossible_numbers_are_named(value):
     with pytest.raises(ConfigurationError, match=f"every_n_updates={value}, every_n_minutes={value}"):
         SavePolicy(every_n_updates=value, every_n_epochs=3, every_n_minutes=value)
+    with pytest.raises(ConfigurationError, match="last=0, best=-1"):
+        Retention(last=0, best=-1)
 
 
 # Which states stay.
@@ -73,8 +75,3 @@ def test_deleting_after_each_save_keeps_what_the_rules_hold_at_the_end(retention
         for deleted in retention.states_to_delete(folder):
             del folder[deleted]
     assert [int(state.name) for state in folder] == kept(retention, states)
-
-
-def test_all_impossible_numbers_are_named():
-    with pytest.raises(ConfigurationError, match="last=0, best=-1"):
-        Retention(last=0, best=-1)

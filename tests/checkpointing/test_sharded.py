@@ -151,6 +151,16 @@ def test_a_copy_of_a_state_with_its_own_list_is_read(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.processes
+def test_a_damaged_piece_sends_a_run_back_to_the_state_before(folder: Path, tmp_path: Path):
+    for name in ("step_1", "step_2"):
+        shutil.copytree(folder / "states" / name, tmp_path / name)
+    file = tmp_path / "step_2" / "shards_0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="shards_0"):
+        assert find_state(tmp_path) == tmp_path / "step_1"
+
+
+@pytest.mark.processes
 def test_a_rank_that_dies_while_it_saves_its_part_leaves_the_state_before(tmp_path: Path):
     output = run_on_ranks(DYING, 2, tmp_path / "whole", -1, 0, cwd=REPOSITORY)
     operations = [int(text) for text in output.stdout_of_ranks]

@@ -99,6 +99,8 @@ def test_every_damaged_file_is_named(states, told, asked):
         assert sum(str(states / file) in line for line in lines) == 1
         assert complaints[Path(file).parent.name].count(str(states / file)) == 1
     assert (lines[-1], found["valid"], len(complaints)) == ("3 of 5 valid", 3, 2)
+    assert run("list", states) == 0
+    assert [row[0] for row in words(told()) if row[-1] == "damaged"] == ["step_4"]
     assert run("verify", states / "step_2") == 1
     assert run("verify", states / "step_1") == 0
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.data import (
 
 from pytorch_accelerated.data.building import build_loader
 from pytorch_accelerated.utils import set_seed
+from tests.checkpointing.same_state import assert_same_state
 from tests.data.loaders import Numbers, Stream, adapted, numbers_in
 from tests.support.processes import run_forked
 
@@ -196,6 +198,22 @@ def test_where_a_worker_has_died_the_others_are_ended_all_the_same() -> None:
     assert run_forked(A_WORKER_DIES).stdout == "3 []\n"
 
 
+class HangsElsewhere(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 3 and get_worker_info() is not None:
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+def test_the_timeout_of_a_loader_is_torchs_own_and_no_worker_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch asks them to end
+    loader = adapted(DataLoader(HangsElsewhere(9), 2, num_workers=2, timeout=1))
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+        list(loader)
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
 # ------------------------------------------------------------------------------------------ datasets that know better
 
 
@@ -290,7 +308,7 @@ def test_a_stream_read_in_this_process_gives_the_batches_of_torchs_loader(
         return DataLoader(kind(size), **{"batch_size": 3, **settings})
 
     found = [micro for update in adapted(loader()).updates() for micro in update.micro_batches]
-    assert [described(micro.batch) for micro in found] == [described(batch) for batch in loader()]
+    assert_same_state([micro.batch for micro in found], list(loader()))
     if "batch_size" not in settings:
         assert [micro.samples for micro in found] == [len(batch[0]) for batch in loader()]
 
@@ -326,14 +344,3 @@ def test_an_error_of_a_dataset_or_collate_function_says_for_which_samples(
     with contextlib.closing(loader), pytest.raises(error) as caught:
         list(loader)
     assert note in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-
-
-def described(batch: Any) -> Any:
-    """A batch as plain values, with the types of all its parts."""
-    if isinstance(batch, torch.Tensor):
-        return type(batch), batch.dtype, batch.stride(), batch.requires_grad, batch.tolist()
-    if isinstance(batch, dict):
-        return type(batch), [(name, described(part)) for name, part in batch.items()]
-    if isinstance(batch, (list, tuple)):
-        return type(batch), [described(part) for part in batch]
-    return type(batch), batch

@@ -105,14 +105,11 @@ def test_evaluations_read_each_row_once() -> None:
     assert trainer.evaluate(loader)["evaluation_loss"] == together
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_mixture_is_the_same_with_workers_and_resumes_at_every_update(workers: int, tmp_path: Path) -> None:
+def test_a_mixture_is_the_same_with_workers_and_resumes_at_every_update(tmp_path: Path) -> None:
     whole = mixed()
-    if workers:
-        same = mixed(train_dataloader_kwargs={"num_workers": workers})
-        assert_same(same.model.state_dict(), whole.model.state_dict())
-    else:
-        check_every_resume(mixed, tmp_path, whole)
+    same = mixed(train_dataloader_kwargs={"num_workers": 2})
+    assert_same(same.model.state_dict(), whole.model.state_dict())
+    check_every_resume(mixed, tmp_path, whole)
 
 
 def test_a_run_leaves_rows_of_a_mixture_out_as_of_any_dataset() -> None:

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pytorch_accelerated import Trainer
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 
 ROWS = TensorDataset(*regression_data(12))
 BATCHES = [ROWS[start : start + 5] for start in range(0, 12, 5)]
-
-
-def make(base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    return base(model := tiny_model(), nn.MSELoss(), sgd(model), seed=1, **kwargs)
 
 
 class OfBatches(IterableDataset[Any]):
@@ -44,10 +38,10 @@ def real_web_loader() -> Any:
 
 @pytest.mark.parametrize("make_loader", [web_loader, real_web_loader])
 def test_a_loader_of_webdataset_has_batches(make_loader: Callable[[], Any]) -> None:
-    trainer = make(callbacks=())
+    trainer = tiny_trainer(seed=1)
     trainer.train(make_loader(), 2, per_device_batch_size=3)
     assert (trainer.run_state.updates, trainer.run_state.samples_in_epoch) == (6, 12)
-    in_order = make(callbacks=())
+    in_order = tiny_trainer(seed=1)
     in_order.train(DataLoader(ROWS, 5), 2)
     assert_same_parameters(trainer.model, in_order.model)
     expected = in_order.predict(ROWS)  # in batches of another size

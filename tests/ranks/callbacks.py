@@ -31,16 +31,12 @@ from tests.callbacks import test_means
 from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, values_of, weights_of
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.models import test_averaging
-from tests.support.reference import regression_data, sgd, tiny_model, tiny_trainer
+from tests.support.reference import regression_data, tiny_trainer
 
 os.chdir(sys.argv[1])
 means = test_means.make()
 ranks = means._ranks
 assert ranks.count == int(os.environ["WORLD_SIZE"]) == 2
-
-
-def trainer_of(*callbacks: Any, base: type[Trainer] = Trainer) -> Trainer:
-    return base(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=callbacks)
 
 
 # Means are over the samples of both.
@@ -62,7 +58,7 @@ def noted(source: Path, target: Path) -> None:
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(disk, "move", noted)
-    trainer_of(CSVLoggerCallback("log.csv")).train(regression_data(20), 2)
+    tiny_trainer(CSVLoggerCallback("log.csv")).train(regression_data(20), 2)
 assert writes == ["log.csv"] * (2 - 2 * ranks.index)
 
 
@@ -82,9 +78,9 @@ class OwnScores(Trainer):
 
 
 with pytest.raises(NonFiniteLossError, match="^In epoch 1, the loss of batch 2 "):
-    trainer_of(TerminateOnNaNCallback, base=OneBadRank).train(regression_data(20), 3, per_device_batch_size=1)
+    tiny_trainer(TerminateOnNaNCallback, base=OneBadRank).train(regression_data(20), 3, per_device_batch_size=1)
 stopping = EarlyStoppingCallback(2, watch_metric="score", greater_is_better=True)
-stopped = trainer_of(stopping, base=OwnScores)
+stopped = tiny_trainer(stopping, base=OwnScores)
 stopped.train(regression_data(20), 9, regression_data(5))
 assert (stopped.run_state.epochs, stopping.best_metric) == (3, -1.0)
 
@@ -98,7 +94,7 @@ fit(norms, num_epochs=1)
 assert type(norms.get_model()[1]) is nn.BatchNorm1d
 
 # Each has a profile of its own.
-trainer_of(ProfilerCallback("profiles", wait=1, warmup=1, active=2)).train(regression_data(40), 1)
+tiny_trainer(ProfilerCallback("profiles", wait=1, warmup=1, active=2)).train(regression_data(40), 1)
 ranks.wait()
 files = {f"{kind}_rank_{rank}.{end}" for kind, end in (("table", "txt"), ("trace", "json")) for rank in range(2)}
 assert {path.name for path in Path("profiles").iterdir()} == files

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 from tests.support.resuming import digests
 
 folder, how, item, workers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -56,7 +55,7 @@ class DyingTrainer(Trainer):
 
 
 saver = SaveTrainingStateCallback(folder / "states", save_every_n_steps=1, max_checkpoints=2)
-trainer = DyingTrainer(model := tiny_model(), nn.MSELoss(), sgd(model), callbacks=[saver], seed=5)
+trainer = tiny_trainer(saver, base=DyingTrainer, seed=5)
 assert trainer._ranks.count == int(os.environ.get("WORLD_SIZE", "1"))
 trainer.train(
     Dying(),
@@ -66,6 +65,6 @@ trainer.train(
     resume_from=folder / "states",
 )
 if trainer._ranks.is_first:
-    print(digests({"model": model.state_dict()}))
+    print(digests({"model": trainer.model.state_dict()}))
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()

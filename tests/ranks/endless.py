@@ -3,11 +3,9 @@
 import sys
 from pathlib import Path
 
-from torch import nn
-
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 folder = Path(sys.argv[1])
 
@@ -17,8 +15,7 @@ class Ready(Trainer):
         (folder / f"ready {self._ranks.index}").touch()
 
 
-model = tiny_model()
-trainer = Ready(model, nn.MSELoss(), sgd(model), callbacks=[SaveTrainingStateCallback(folder)])
+trainer = tiny_trainer(SaveTrainingStateCallback(folder), base=Ready)
 try:
     trainer.train(regression_data(24), 10**9)
 except BaseException as error:

@@ -9,17 +9,12 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ArgumentTypeError
+from tests.data.test_arrays import TORCH_DTYPES
 
 trainer = Trainer(nn.Linear(1, 1), None, None, callbacks=())
 ranks = trainer._ranks
 RANK, WORLD = ranks.index, ranks.count
 assert WORLD == int(os.environ["WORLD_SIZE"]) > 1
-
-DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-    torch.bool,
-]  # fmt: skip
 
 
 def rows_of(rank: int, count: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -44,7 +39,7 @@ def expect(counts: list[int], *shape: int, dtype: torch.dtype = torch.float64) -
 
 # ------------------------------------------------------------------------------------- rows of every dtype and number
 
-for dtype in DTYPES:
+for dtype in TORCH_DTYPES:
     for shape in [(), (3,), (2, 1, 2)]:
         for counts in [[2] * WORLD, [rank + 1 for rank in range(WORLD)], [0] * (WORLD - 1) + [2]]:
             mine = rows_of(RANK, counts[RANK], *shape, dtype=dtype)
@@ -158,7 +153,7 @@ assert ranks.sum([]) == []
 
 # ----------------------------------------------------------------------------------------------------- copies of rank 0
 
-for dtype in DTYPES:
+for dtype in TORCH_DTYPES:
     tensor = rows_of(RANK, 3, 2, dtype=dtype)
     ranks.copy_from_first([tensor])
     assert_equal(tensor, rows_of(0, 3, 2, dtype=dtype))

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LogMetricsCallback, ReportCallback, ResultCallback
 from pytorch_accelerated.report.contents import data_in
-from tests.support.reference import regression_data, sgd, tiny_model
+from tests.support.reference import regression_data, tiny_trainer
 
 folder = Path(sys.argv[1])
 SECONDS, UPDATES = 0.1, 20  # of a batch on a rank that pauses; of a run
@@ -50,8 +49,7 @@ def train(
     forward: tuple[float, ...], data: tuple[float, ...], *callbacks: Any, epochs: int = 1, **arguments: Any
 ) -> Any:
     """Each rank has its pause in the forward pass and in the fetching of a batch."""
-    model = tiny_model()
-    trainer = PausingTrainer(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
+    trainer: Any = tiny_trainer(*callbacks, base=PausingTrainer, seed=3)
     rank = trainer._ranks.index
     trainer.seconds = forward[rank]
     settings = {"per_device_batch_size": 2, "train_dataloader_kwargs": {"num_workers": 0}, **arguments}

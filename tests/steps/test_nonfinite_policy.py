@@ -293,7 +293,7 @@ def test_an_evaluation_that_is_not_finite_ends_the_run_all_the_same():
 
 
 def test_a_stop_inside_a_skipped_update_is_heard():
-    def stop(trainer: Any, **kwargs: Any) -> None:
+    def stop(trainer: Any, batch_output: Any, **kwargs: Any) -> None:
         if trainer.is_faulty:
             raise StopTrainingError("enough")
 

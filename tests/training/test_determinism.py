@@ -15,9 +15,6 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
 from tests.support.resuming import digests
 
-SEED = 3
-
-
 SAMPLES = 21
 
 
@@ -47,11 +44,11 @@ def mix(samples: list[Any]) -> Any:
     return share * inputs + (1 - share) * inputs[partner], share * targets + (1 - share) * targets[partner]
 
 
-def dropout_model(*, rate: float = 0.3) -> nn.Module:
+def dropout_model() -> nn.Module:
     """A model with the same float64 weights on every call; the global generators are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
-        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(rate), nn.Tanh(), nn.Linear(8, 2)).double()
+        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
 def train_randomly(

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model
+from tests.support.reference import assert_same_parameters, regression_data, tiny_model, tiny_trainer
 
 DATA = regression_data(11)
 ARGUMENTS: dict[str, Any] = {
@@ -49,8 +49,7 @@ class Positions(TrainerCallback):
 
 
 def trained(kind: type[Trainer], num_epochs: int = 3, **kwargs: Any) -> tuple[Trainer, Positions]:
-    model, positions = tiny_model(), Positions()
-    trainer = kind(model, nn.MSELoss(), sgd(model), callbacks=[positions], seed=3)
+    trainer = tiny_trainer(positions := Positions(), base=kind, seed=3)
     trainer.train(DATA, num_epochs, DATA, **ARGUMENTS, **kwargs)
     return trainer, positions
 
@@ -88,10 +87,7 @@ def test_an_own_loop_saves_between_updates_and_continues_with_what_is_left(tmp_p
                 self._run_eval_epoch(self._eval_dataloader)
                 self.run_history._increment_epoch()
 
-    def make(*callbacks: TrainerCallback) -> Trainer:
-        model = tiny_model()
-        return Continues(model, nn.MSELoss(), sgd(model), callbacks=callbacks, seed=3)
-
+    make = partial(tiny_trainer, base=Continues, seed=3)
     whole = make(Saves())
     whole.train(DATA, 3, DATA, **ARGUMENTS)
     assert {folder.name for folder in tmp_path.iterdir()} == {str(number) for number in range(1, 19)}
@@ -163,15 +159,8 @@ class Own(Trainer):
     """A class of the test's own, which may be patched."""
 
 
-def trainer_of(kind: type[Trainer] = Trainer, callbacks: Any = ()) -> Trainer:
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    return kind(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=callbacks)
-
-
 def train(trainer: Trainer, **arguments: Any) -> None:
-    data = torch.utils.data.TensorDataset(torch.randn(20, 2), torch.randn(20, 1))
-    trainer.train(data, 1, per_device_batch_size=4, **arguments)
+    trainer.train(regression_data(20), 1, per_device_batch_size=4, **arguments)
 
 
 def counting(holder: Any, hook: str, calls: list[str]) -> None:
@@ -185,10 +174,6 @@ def counting(holder: Any, hook: str, calls: list[str]) -> None:
     setattr(holder, hook, noted)
 
 
-def scheduler(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-
 @pytest.mark.parametrize("of_class", [False, True])
 def test_hooks_of_an_update_may_be_patched_within_a_run(of_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for hook in HOOKS_OF_UPDATE:
@@ -199,13 +184,13 @@ def test_hooks_of_an_update_may_be_patched_within_a_run(of_class: bool, monkeypa
         for hook in HOOKS_OF_UPDATE:
             counting(Own if of_class else trainer, hook, calls)
 
-    train(trainer_of(Own, [Patching(patch)]), create_scheduler_fn=scheduler)
+    train(tiny_trainer(Patching(patch), base=Own), create_scheduler_fn=ARGUMENTS["create_scheduler_fn"])
     assert calls == 3 * HOOKS_OF_UPDATE
 
 
 def test_hooks_patched_on_the_trainer_before_a_run_count_as_overridden() -> None:
     calls: list[str] = []
-    trainer = trainer_of()
+    trainer = tiny_trainer()
     for hook in ("scheduler_step", "count_batch_items"):
         counting(trainer, hook, calls)
     train(trainer)
@@ -221,11 +206,11 @@ def test_a_scheduler_that_a_callback_sets_is_stepped() -> None:
             trainer.scheduler = self.create(trainer.optimizer)
 
     schedulers = torch.optim.lr_scheduler
-    trainer = trainer_of(callbacks=[Sets(lambda optimizer: schedulers.StepLR(optimizer, step_size=1, gamma=0.5))])
+    trainer = tiny_trainer(Sets(lambda optimizer: schedulers.StepLR(optimizer, step_size=1, gamma=0.5)))
     train(trainer)
     assert trainer.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**5
 
-    trainer = trainer_of(callbacks=[Sets(lambda optimizer: schedulers.ReduceLROnPlateau(optimizer))])
+    trainer = tiny_trainer(Sets(lambda optimizer: schedulers.ReduceLROnPlateau(optimizer)))
     train(trainer, scheduler_metric="train_loss_epoch")
     assert trainer.scheduler.last_epoch == 1, "after the epoch, with the metric"
 

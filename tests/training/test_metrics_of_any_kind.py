@@ -26,6 +26,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from tests.support.reference import regression_data, tiny_trainer
 
 DATA = regression_data(8)
+a_trainer = functools.partial(tiny_trainer, seed=3)
 
 
 class Opaque:
@@ -50,10 +51,6 @@ class Report(TrainerCallback):
         history.update_metric("score", torch.tensor(history.current_epoch / 4))
         for name, value in self.more.items():
             history.update_metric(name, value)
-
-
-def a_trainer(*callbacks: Any) -> Trainer:
-    return tiny_trainer(*callbacks, seed=3)
 
 
 def fit(trainer: Trainer, num_epochs: int = 2, **arguments: Any) -> Any:

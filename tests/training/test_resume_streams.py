@@ -241,13 +241,4 @@ def test_a_state_that_needs_arguments_is_none(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             raise AssertionError(f"given {state}")
 
-    def trainer(*callbacks: TrainerCallback) -> Trainer:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2, dtype=torch.float64)
-        return Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks, seed=1)
-
-    whole, cut, resumed = trainer(), trainer(SaveAndStop(tmp_path / "state", 2)), trainer()
-    for each, state in ((whole, None), (cut, None), (resumed, tmp_path / "state")):
-        each.train(NeedsToBeTold(), 1, per_device_batch_size=2, resume_from=state)
-    assert torch.equal(resumed.model.weight, whole.model.weight)
-    assert not torch.equal(cut.model.weight, whole.model.weight)
+    check_everywhere(NeedsToBeTold, tmp_path, num_epochs=1)

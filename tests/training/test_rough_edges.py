@@ -4,6 +4,7 @@ Each test is named after what must not come back. Those that belong to one part 
 history, resuming, distributed evaluation) are in the tests of that part.
 """
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,8 @@ from tests.support.reference import assert_same_parameters, regression_data, tin
 from tests.support.resuming import SaveAndStop
 
 DATA = regression_data(11)
+make = functools.partial(tiny_trainer, seed=3)
 PAIRS = [[start, (start + 1) % 11] for start in range(0, 11, 2)]
-
-
-def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    return tiny_trainer(*callbacks, base=base, **{"seed": 3, **kwargs})
 
 
 # How long a run is

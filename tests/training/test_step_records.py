@@ -1,5 +1,6 @@
 """What a run measures within its epochs: every update in one record, whatever the run goes through."""
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.reference import TOLERANCE, regression_data, sgd, tiny_model,
 RANKS = Path(__file__).parents[1] / "ranks"
 SIZE = 4 * 70 - 1  # 70 updates of an epoch, the last of them smaller
 DATA = regression_data(SIZE)
+make = functools.partial(tiny_trainer, seed=1)
 
 
 class Batches(TrainerCallback):
@@ -40,10 +42,6 @@ class Batches(TrainerCallback):
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self.rates[trainer.run_history.updates_done] = trainer.optimizer.param_groups[0]["lr"]
-
-
-def make(*callbacks: Any, **kwargs: Any) -> Trainer:
-    return tiny_trainer(*callbacks, seed=1, **kwargs)
 
 
 def train(trainer: Trainer, num_epochs: int | None = 2, data: Any = DATA, **arguments: Any) -> RunHistory:

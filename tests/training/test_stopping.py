@@ -1,6 +1,7 @@
 """Runs that end early leave everything in order, and what callbacks ask for happens between two updates."""
 
 import contextlib
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.recording import EVENTS
 from tests.support.reference import assert_same_parameters, regression_data, tiny_trainer
 
 DATA = regression_data(12)
+make = functools.partial(tiny_trainer, seed=3)
 # An epoch has 3 updates of 2 batches.
 ARGUMENTS: dict[str, Any] = {"eval_dataset": DATA, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
 NOT_IN_TRAINING = ("on_init_end", "on_exception", "on_stop_training_error", "on_non_finite_loss", "on_loss_spike")
@@ -23,6 +25,11 @@ EVENTS_OF_TRAINING = [
     event
     for event in EVENTS
     if event not in NOT_IN_TRAINING and "prediction" not in event and "evaluation" not in event
+]
+HOOKS_OF_TRAINING = [
+    *("training_run_start", "train_epoch_start", "backward_step", "optimizer_step", "scheduler_step"),
+    *("optimizer_zero_grad", "train_epoch_end", "eval_epoch_start", "calculate_eval_batch_loss", "eval_epoch_end"),
+    *("training_run_epoch_end", "training_run_end"),
 ]
 
 
@@ -60,10 +67,6 @@ def stop(trainer: Trainer) -> None:
     raise StopTrainingError("enough")
 
 
-def make(*callbacks: Any, base: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    return tiny_trainer(*callbacks, base=base, seed=3, **kwargs)
-
-
 def trained_for(updates: int) -> nn.Module:
     """The model after so many updates."""
     trainer = make()
@@ -73,9 +76,19 @@ def trained_for(updates: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("event", EVENTS_OF_TRAINING)
-def test_a_stop_at_any_event_comes_between_two_updates_and_train_returns(event: str):
-    trainer = make(Once(event, stop), endings := Endings())
+def stopping_in(hook: str) -> type[Trainer]:
+    def and_stop(self: Trainer, *args: Any, **kwargs: Any) -> None:
+        getattr(Trainer, hook)(self, *args, **kwargs)
+        raise StopTrainingError("enough")
+
+    return type("Stopping", (Trainer,), {hook: and_stop})
+
+
+@pytest.mark.parametrize("place", [*EVENTS_OF_TRAINING, *HOOKS_OF_TRAINING])
+def test_a_stop_at_any_event_or_in_any_hook_comes_between_two_updates_and_train_returns(place: str):
+    is_event = place.startswith("on_")
+    callbacks = [Once(place, stop)] if is_event else []
+    trainer = make(*callbacks, endings := Endings(), base=Trainer if is_event else stopping_in(place))
     bare_model, bare_optimizer = trainer.model, trainer.optimizer
     history = trainer.train(DATA, 1, **ARGUMENTS)
     assert_same_parameters(trainer.model, trained_for(trainer.run_state.updates), tolerance=0)
@@ -83,35 +96,7 @@ def test_a_stop_at_any_event_comes_between_two_updates_and_train_returns(event: 
     assert trainer.model is bare_model
     assert trainer.optimizer is bare_optimizer
     assert history.get_metric_names() == trainer.run_history.get_metric_names()
-    assert endings.seen == (["end"] if event == "on_training_run_end" else ["enough", "end"])
-
-
-@pytest.mark.parametrize(
-    "hook",
-    [
-        "training_run_start",
-        "train_epoch_start",
-        "backward_step",
-        "optimizer_step",
-        "scheduler_step",
-        "optimizer_zero_grad",
-        "train_epoch_end",
-        "eval_epoch_start",
-        "calculate_eval_batch_loss",
-        "eval_epoch_end",
-        "training_run_epoch_end",
-        "training_run_end",
-    ],
-)
-def test_a_stop_in_any_hook_ends_the_run_and_train_returns(hook: str):
-    def and_stop(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        getattr(Trainer, hook)(self, *args, **kwargs)
-        raise StopTrainingError("enough")
-
-    trainer = make(endings := Endings(), base=type("Stopping", (Trainer,), {hook: and_stop}))
-    trainer.train(DATA, 1, **ARGUMENTS)
-    assert_same_parameters(trainer.model, trained_for(trainer.run_state.updates), tolerance=0)
-    assert endings.seen == (["end"] if hook == "training_run_end" else ["enough", "end"])
+    assert endings.seen == (["end"] if place.endswith("training_run_end") else ["enough", "end"])
 
 
 class Failing(Trainer):
