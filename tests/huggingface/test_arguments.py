@@ -26,7 +26,6 @@ from pytorch_accelerated.huggingface.arguments import fields
 from pytorch_accelerated.huggingface.arguments.argument import Argument, arguments_of
 from pytorch_accelerated.huggingface.arguments.fields import (
     IntervalStrategy,
-    ParallelMode,
     SaveStrategy,
     SchedulerType,
 )
@@ -192,13 +191,8 @@ def test_enums_have_the_members_of_transformers(name: str, unsupported: set[str]
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"per_device_train_batch_size": 8, "num_train_epochs": 3.0, "max_steps": -1, "learning_rate": 5e-5}),
-        (
-            {},
-            {"lr_scheduler_type": SchedulerType.LINEAR, "logging_strategy": IntervalStrategy.STEPS, "eval_steps": None},
-        ),
-        ({}, {"save_strategy": SaveStrategy.STEPS, "report_to": [], "output_dir": "trainer_output"}),
-        ({}, {"disable_tqdm": False, "greater_is_better": None, "do_eval": False}),
+        ({}, {"report_to": [], "output_dir": "trainer_output", "disable_tqdm": False, "do_eval": False}),
+        ({}, {"lr_scheduler_type": SchedulerType.LINEAR, "save_strategy": SaveStrategy.STEPS}),
         ({"eval_strategy": "steps", "logging_steps": 7}, {"eval_steps": 7, "do_eval": True}),
         ({"eval_strategy": "epoch"}, {"do_eval": True}),
         (BEST, {"metric_for_best_model": "loss", "greater_is_better": False}),
@@ -440,6 +434,11 @@ def test_command_lines_and_json_may_ask_for_nothing(parser: Any, tmp_path: Path)
     assert args == make(**written) == TrainingArguments("out", use_cpu=True)
 
 
+READ_FROM_ARGUMENTS = """_n_gpu mixed_precision deepspeed_plugin fsdp_plugin_args _setup_devices n_gpu device world_size
+process_index local_process_index train_batch_size eval_batch_size should_save should_log"""
+
+
+@pytest.mark.usefixtures("_process_without_a_trainer")
 def test_all_arguments_of_transformers_at_once_are_taken() -> None:
     """As it writes them, and as versions before 5 did."""
     import transformers
@@ -456,8 +455,9 @@ def test_all_arguments_of_transformers_at_once_are_taken() -> None:
         assert args == expected
     attributes = {one.name: getattr(theirs, one.name) for one in dataclasses.fields(theirs)}
     assert TrainingArguments(**attributes).accelerator_config == expected.accelerator_config
-    for name in ("_n_gpu", "mixed_precision", "deepspeed_plugin", "fsdp_plugin_args", "_setup_devices"):
+    for name in READ_FROM_ARGUMENTS.split():
         assert getattr(expected, name) == getattr(theirs, name), name
+    assert expected.parallel_mode.value == theirs.parallel_mode.value
     assert expected.distributed_state.is_main_process
 
 
@@ -472,21 +472,3 @@ def test_how_accelerate_deals_out_batches_is_an_object_that_scripts_read_and_cha
     args.accelerator_config.gradient_accumulation_kwargs = {"num_steps": 4}
     with pytest.raises(ConfigurationError, match="num_steps: 4: give `gradient_accumulation_steps`"):
         Trainer(Regression(), args, train_dataset=Rows(2))
-
-
-# ------------------------------------------------------------------------------------------------------------ processes
-
-
-@pytest.mark.usefixtures("_process_without_a_trainer")
-def test_this_process_is_alone(caplog: pytest.LogCaptureFixture) -> None:
-    args = TrainingArguments(per_device_train_batch_size=4, per_device_eval_batch_size=16, use_cpu=True)
-    assert (args.train_batch_size, args.eval_batch_size) == (4, 16)
-    assert (args.world_size, args.process_index, args.local_process_index, args.n_gpu) == (1, 0, 0, 0)
-    assert (args.device, args.parallel_mode) == (torch.device("cpu"), ParallelMode.NOT_PARALLEL)
-    assert args.should_save
-    with caplog.at_level("DEBUG", "pytorch_accelerated.huggingface"):
-        for local in (True, False):
-            with args.main_process_first(local=local, desc=f"reading {local}"):
-                pass
-    assert "reading True" in caplog.text
-    assert "reading False" in caplog.text

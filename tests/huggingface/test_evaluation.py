@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.huggingface import EvalPrediction, PredictionOutput, Trainer
-from tests.huggingface.runs import Lengths, Regression, Rows, make_trainer, padded
+from tests.huggingface.runs import Lengths, Regression, Rows, make_trainer, padded, without_speed
 from tests.huggingface.test_against_transformers import run
 from tests.support import batch_shapes
 from tests.support.reference import SINGLE, TOLERANCE, assert_same_numbers
@@ -111,119 +111,98 @@ class Nested(nn.Module):
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_nested_outputs_keep_their_structure(joins: bool, tmp_path: Path) -> None:
+def test_nested_outputs_keep_their_structure_without_what_is_none(joins: bool, tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, parts={"model": Nested()}, per_device_eval_batch_size=2, eval_do_concat_batches=joins
     )
     logits, (twice, hidden), extra = trainer.predict(Rows(5), ignore_keys=["unknown"]).predictions
     x = Rows(5).x.numpy()
     for found, rows in ((logits, expected(5)[0].numpy()), (twice["twice"], 2 * x), (hidden[0], x), (extra, x.sum(1))):
-        if not joins:
-            assert [len(batch) for batch in found] == [2, 2, 1]
-            found = np.concatenate(found)
-        assert_same_numbers(found, rows, tolerance=SINGLE)
+        assert joins or [len(batch) for batch in found] == [2, 2, 1]
+        assert_same_numbers(found if joins else np.concatenate(found), rows, tolerance=SINGLE)
     assert len(hidden) == 1
-    assert len(trainer.predict(Rows(3), ignore_keys=["hidden", "extra"]).predictions) == (
-        3 if joins else 2
-    )  # one alone
+    assert len(trainer.predict(Rows(3), ignore_keys=["hidden", "extra"]).predictions) == (3 if joins else 2)
 
 
-def test_a_row_is_labelled_if_all_labels_are_there(tmp_path: Path) -> None:
-    class TwoLabels(Regression):
-        def forward(self, x: torch.Tensor, labels: Any = None, label_weight: Any = None) -> Any:
-            outputs = self.linear(x)
-            if labels is None or label_weight is None:
-                return {"logits": outputs}
-            return {"loss": (((outputs - labels) ** 2) * label_weight).mean(), "logits": outputs}
+class Pairs(nn.Module):
+    """Compares two columns, and returns the loss of that by itself."""
 
-    trainer = make_trainer(tmp_path, parts={"model": TwoLabels()})
-    assert trainer.label_names == ["labels", "label_weight"]
-    assert trainer.predict(Rows(3)).label_ids is None
-    both = [{**Rows(3)[index], "label_weight": torch.ones(1) * index} for index in range(3)]
-    labels, weights = trainer.predict(both).label_ids
-    np.testing.assert_array_equal(labels, Rows(3).labels.numpy())
-    np.testing.assert_array_equal(weights, [[0.0], [1.0], [2.0]])
-    assert make_trainer(tmp_path, label_names=["x"]).label_names == ["x"]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, return_loss: bool = True) -> dict[str, torch.Tensor]:
+        left, right = self.linear(x), self.linear(y)
+        return {"loss": ((left - right) ** 2).mean(), "left": left, "right": right}
 
 
-def test_rows_of_differing_length_are_padded(tmp_path: Path) -> None:
-    lengths = [3, 1, 2, 6, 4]
-    rows = [{"x": torch.full((length,), 1.0 + index)} for index, length in enumerate(lengths)]
-    rows = [{**row, "labels": row["x"] * 2} for row in rows]
-    trainer = make_trainer(
-        tmp_path,
-        parts={"model": Lengths(), "data_collator": padded, "train_dataset": None},
-        per_device_eval_batch_size=2,
-    )
-    output = trainer.predict(rows)
-    whole = padded(rows)
-    np.testing.assert_array_equal(output.predictions[0], whole["x"].numpy())
-    np.testing.assert_array_equal(output.predictions[1], whole["labels"].long().numpy())
-    assert output.predictions[1].dtype == np.int64
-    np.testing.assert_array_equal(output.label_ids, whole["labels"].numpy())
+class TwoLabels(Regression):
+    """Rows have labels for it if they have both."""
+
+    def forward(self, x: torch.Tensor, labels: Any = None, label_weight: Any = None) -> Any:
+        outputs = self.linear(x)
+        if labels is None or label_weight is None:
+            return {"logits": outputs}
+        return {"loss": (((outputs - labels) ** 2) * label_weight).mean(), "logits": outputs}
 
 
-def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
-    seen: list[EvalPrediction] = []
-
-    def metrics(prediction: EvalPrediction) -> dict[str, float]:
-        seen.append(prediction)
-        return {}
-
-    class Named(Regression):
-        main_input_name = "x"
-
-    trainer = make_trainer(
-        tmp_path,
-        parts={"model": Named(), "compute_metrics": metrics},
-        include_for_metrics=["inputs", "loss"],
-        per_device_eval_batch_size=2,
-    )
-    result = trainer.evaluate()
-    np.testing.assert_array_equal(seen[0].inputs, Rows(5).x.numpy())
-    assert seen[0][2] is seen[0].inputs
-    assert seen[0].losses.shape == (5,)
-    assert seen[0].losses.mean() == pytest.approx(result["eval_loss"])
-    assert seen[0].losses[0] == seen[0].losses[1]  # the loss of their batch
+class NamesItsInput(Regression):
+    main_input_name = "x"
 
 
-def test_logits_may_be_made_smaller_before_they_are_kept(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    def signs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(labels))
-        return logits > 0
-
-    trainer = make_trainer(tmp_path, parts={"preprocess_logits_for_metrics": signs}, per_device_eval_batch_size=2)
-    np.testing.assert_array_equal(trainer.predict(Rows(5)).predictions, expected(5)[0].numpy() > 0)
-    assert sizes == [2, 2, 1]
+def signs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Smaller than what they are made of, batch by batch."""
+    assert len(logits) == len(labels) == 2
+    return logits > 0
 
 
-def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
-    total: list[float] = []
-    flags: list[bool] = []
+LABELLED = [Rows(6)[index] for index in range(6)]
+WEIGHTED = [{**row, "label_weight": torch.ones(1) * index} for index, row in enumerate(LABELLED)]
+COMPARED = [{"x": row["x"], "y": 2 * row["x"]} for row in LABELLED]
+RAGGED = [{"x": torch.full((size,), 1.0 + size), "labels": torch.full((size,), 2.0)} for size in (3, 1, 2, 6, 4, 5)]
+# The model, its rows, and other parts and arguments of the trainer.
+SEEN: dict[str, tuple[type[nn.Module], list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "both labels": (TwoLabels, WEIGHTED, {}, {}),
+    "one of two labels": (TwoLabels, LABELLED, {}, {}),
+    "rows of differing length": (Lengths, RAGGED, {"data_collator": padded}, {}),
+    "inputs and losses": (NamesItsInput, LABELLED, {}, {"include_for_metrics": ["inputs", "loss"]}),
+    "smaller logits": (Regression, LABELLED, {"preprocess_logits_for_metrics": signs}, {}),
+    "batch by batch": (Regression, LABELLED, {}, {"batch_eval_metrics": True}),
+    "without labels": (Pairs, COMPARED, {}, {}),
+    "a list of batches": (Regression, LABELLED, {}, {"eval_do_concat_batches": False}),
+    "without labels, batch by batch": (Pairs, COMPARED, {}, {"batch_eval_metrics": True}),
+}
 
-    def metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        assert isinstance(prediction.predictions, torch.Tensor)
-        total.append(((prediction.predictions - prediction.label_ids) ** 2).sum().item())
-        flags.append(compute_result)
-        return {"mse": sum(total) / 5} if compute_result else {}
 
-    trainer = make_trainer(
-        tmp_path,
-        parts={"compute_metrics": metrics},
-        batch_eval_metrics=True,
-        per_device_eval_batch_size=2,
-    )
-    result = trainer.evaluate()
-    assert flags == [False, False, True]
-    assert result["eval_mse"] == pytest.approx(result["eval_loss"]) == pytest.approx(expected(5)[1])
-    total.clear()
-    predicted = trainer.predict(Rows(5))
-    np.testing.assert_array_equal(predicted.predictions, expected(5)[0])
-    np.testing.assert_array_equal(predicted.label_ids, Rows(5).labels)
-    assert predicted.metrics["test_mse"] == result["eval_mse"]  # type: ignore[index]
-    assert trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").predictions is None  # not kept
+@pytest.mark.filterwarnings("ignore:`compute_metrics` was not called")  # where a label is missing
+@pytest.mark.parametrize("name", SEEN)
+def test_metrics_and_callers_get_what_they_get_from_transformers(name: str, tmp_path: Path) -> None:
+    model, rows, parts, arguments = SEEN[name]
+
+    def results(library: str) -> tuple[Any, ...]:
+        seen: list[Any] = []
+        kinds: list[Any] = []
+
+        def metrics(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+            seen.append(([*prediction], compute_result))
+            kinds.append(type(prediction.label_ids))
+            return {"calls": len(seen)} if compute_result else {}
+
+        own_parts = {"model": model(), "eval_dataset": rows, "compute_metrics": metrics, **parts}
+        trainer = run(
+            library, tmp_path / library, parts=own_parts, trains=False, per_device_eval_batch_size=2, **arguments
+        )
+        evaluated = without_speed([trainer.evaluate()])
+        predictions, labels, metrics_of_prediction = trainer.predict(rows)
+        numbers = [predictions, labels, seen, evaluated, without_speed([metrics_of_prediction])]
+        numbers.append(trainer.predict(rows, ignore_keys=["left"]).predictions)
+        kept = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
+        return [*numbers, kept.predictions, kept.label_ids], kinds, trainer.label_names
+
+    (ours, *our_kinds), (theirs, *their_kinds) = results("ours"), results("theirs")
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert our_kinds == their_kinds
 
 
 def test_the_mode_of_the_model_tells_an_evaluation_from_training_until_the_next_step(tmp_path: Path) -> None:
@@ -258,38 +237,6 @@ def test_the_mode_of_the_model_tells_an_evaluation_from_training_until_the_next_
         trainer.train()
         seen.append([*trainer.modes, trainer.model.training])
     assert seen[0] == seen[1]
-
-
-class Pairs(nn.Module):
-    """Compares two columns, and returns the loss of that by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, return_loss: bool = True) -> dict[str, torch.Tensor]:
-        left, right = self.linear(x), self.linear(y)
-        return {"loss": ((left - right) ** 2).mean(), "left": left, "right": right}
-
-
-@pytest.mark.parametrize("by_batch", [False, True])
-def test_metrics_of_a_model_without_labels_are_computed(by_batch: bool, tmp_path: Path) -> None:
-    def metrics(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, Any]:
-        assert prediction.label_ids == ()
-        left, right = prediction.predictions
-        return {"rows": len(left), "width": right.shape[1]}
-
-    rows = [{"x": row["x"], "y": 2 * row["x"]} for row in (Rows(5)[index] for index in range(5))]
-    parts = {"model": Pairs(), "eval_dataset": rows, "compute_metrics": metrics}
-    trainer = make_trainer(tmp_path, parts=parts, batch_eval_metrics=by_batch)
-    result = trainer.evaluate()
-    assert (result["eval_rows"], result["eval_width"]) == (5, 2)
-    assert result["eval_loss"] > 0
-    if not by_batch:
-        assert trainer.predict(rows).label_ids == ()
-        trainer.args.prediction_loss_only = True
-        assert "eval_rows" not in trainer.evaluate()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"label_names": []}, {"batch_eval_metrics": True}])

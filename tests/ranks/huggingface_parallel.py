@@ -102,10 +102,11 @@ assert args.should_save == args.should_log == (rank == 0)
 assert args.get_process_log_level() == (logging.INFO if rank == 0 else logging.ERROR)
 assert dist.get_backend() == "gloo"
 # Whoever comes second finds what the first one has made.
-made = folder / "made"
-with args.main_process_first():
-    assert made.exists() == (rank > 0)
-    made.touch()
+for local in (True, False):
+    made = folder / f"made {local}"
+    with args.main_process_first(local=local, desc="making a file"):
+        assert made.exists() == (rank > 0)
+        made.touch()
 
 # What one process alone can do.
 for setting in ("split_batches", "dispatch_batches"):
