@@ -1,7 +1,6 @@
 """The effects of arguments that the tests of what they are about do not show."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,25 +103,18 @@ def test_settings_of_workers_reach_the_loader(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- evaluation, logging
 
 
-@pytest.fixture
-def _logger_as_before() -> Iterator[None]:
-    level = logger.level
-    yield
-    logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("_logger_as_before")
 def test_the_logger_says_as_much_as_is_asked_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level("DEBUG", logger.name)  # which brings back the level of now when the test is over
+
     def said(**arguments: Any) -> list[str]:
         caplog.clear()
         make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1, **arguments).train()
         return [record.message for record in caplog.records if record.name == logger.name]
 
     assert said(log_level="warning") == []
-    assert said(log_level="info") == [
-        "Training begins: steps 1 to 5",
-        f"Saved {tmp_path}/checkpoint-5",
-    ]
+    begun, saved = said(log_level="info")
+    assert "steps 1 to 5" in begun
+    assert f"{tmp_path}/checkpoint-5" in saved
     said(log_level="error")
     said()  # passive
     assert logger.level == logging.ERROR

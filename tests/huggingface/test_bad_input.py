@@ -243,6 +243,8 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         (f"resuming from {source!r}", called("train", source), TypeError, "PathLike")
         for source in (5, 1.0, ["checkpoint-1"])
     ),
+    ("resuming from nothing", called("train", True), ValueError, "No valid checkpoint found in output directory"),
+    ("resuming from nowhere", called("train", "nowhere"), ValueError, "Can't find a valid checkpoint at nowhere"),
     ("no loss", trained(parts={"model": NoLoss()}), DataError, "no loss, only 'logits', 'hidden'.*were 'x', 'labels'"),
     ("a loss for each row", with_loss(lambda loss: loss.expand(3)), DataError, r"The loss has the shape \(3,\)"),
     ("a detached loss", with_loss(lambda loss: loss.detach()), DataError, "The loss has no gradient"),

@@ -64,21 +64,6 @@ def test_ranks_agree_after_each_update_unless_every_callback_declares_otherwise(
     assert not handler.ranks_agree_after_each_update()
 
 
-def test_the_printer_prints_logs_without_the_operations(capsys: pytest.CaptureFixture[str]) -> None:
-    logs = {"loss": 0.5, "total_flos": 12.0}
-    PrinterCallback().on_log(TrainingArguments(), TrainerState(), TrainerControl(), logs=logs)
-    assert capsys.readouterr().out == "{'loss': 0.5}\n"
-    assert logs == {"loss": 0.5, "total_flos": 12.0}
-    elsewhere = TrainerState(is_local_process_zero=False)
-    PrinterCallback().on_log(TrainingArguments(), elsewhere, TrainerControl(), logs=logs)
-    assert capsys.readouterr().out == ""
-
-
-def early_stopping_arguments(**changes: Any) -> TrainingArguments:
-    usual = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    return TrainingArguments(**{**usual, **changes})
-
-
 @pytest.mark.parametrize("greater_is_better", [False, True])
 @pytest.mark.parametrize("threshold", [0.0, 0.25])
 @pytest.mark.parametrize("patience", [1, 2])
@@ -88,7 +73,8 @@ def test_early_stopping_judges_as_that_of_transformers(
 ) -> None:
     from transformers import EarlyStoppingCallback as GenuineEarlyStopping
 
-    args = early_stopping_arguments(metric_for_best_model="score", greater_is_better=greater_is_better)
+    usual: dict[str, Any] = {"eval_strategy": "epoch", "metric_for_best_model": "score"}
+    args = TrainingArguments(greater_is_better=greater_is_better, **usual)
     ours, theirs = EarlyStoppingCallback(patience, threshold), GenuineEarlyStopping(patience, threshold)
     state = TrainerState()
     for value in values:

@@ -12,38 +12,34 @@ from pytorch_accelerated.huggingface import (
     PrinterCallback,
     ProgressCallback,
     TensorBoardCallback,
+    Trainer,
     TrainerCallback,
 )
-from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, make_trainer
+from tests.huggingface.runs import Recorder, Regression, Rows, StopAt, make_arguments, make_trainer
 
 
 def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> None:
-    class Look(TrainerCallback):
-        def __init__(self) -> None:
-            self.seen: list[tuple[str, bool, bool]] = []
-            self.weight = None
+    trainer = make_trainer(tmp_path, look := TrainerCallback(), max_steps=2)
+    seen: list[tuple[str, bool, bool]] = []
+    weights = [trainer.model.linear.weight.tolist()]
 
-        def note(self, name: str, model: Any) -> None:
-            weight, gradient = model.linear.weight.clone(), model.linear.weight.grad
-            has_moved = self.weight is not None and not weight.equal(self.weight)
-            self.weight = weight
-            self.seen.append((name, gradient is not None, has_moved))
+    def note(event: str) -> Any:
+        def method(args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            weights.append(model.linear.weight.tolist())
+            seen.append((event, model.linear.weight.grad is not None, weights[-1] != weights[-2]))
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.note("begin", kwargs["model"])
+        return method
 
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.note("before", kwargs["model"])
-
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.note("after", kwargs["model"])
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.note("end", kwargs["model"])
-
-    make_trainer(tmp_path, look := Look(), max_steps=2).train()
-    step = [("begin", False, False), ("before", True, False), ("after", True, True), ("end", False, False)]
-    assert look.seen == step * 2
+    has_gradient_and_moved = {
+        "on_step_begin": (False, False),
+        "on_pre_optimizer_step": (True, False),
+        "on_optimizer_step": (True, True),
+        "on_step_end": (False, False),
+    }
+    for event in has_gradient_and_moved:
+        setattr(look, event, note(event))
+    trainer.train()
+    assert seen == [(event, *expected) for event, expected in has_gradient_and_moved.items()] * 2
 
 
 def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
@@ -101,9 +97,6 @@ def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shows_bars", [True, False])
 @pytest.mark.parametrize(("report_to", "reports"), [("none", []), ("tensorboard", [TensorBoardCallback])])
 def test_the_order_of_the_callbacks(shows_bars: bool, report_to: str, reports: list[Any], tmp_path: Path) -> None:
-    from pytorch_accelerated.huggingface import Trainer
-    from tests.huggingface.runs import Regression, make_arguments
-
     mine = Recorder()
     args = make_arguments(tmp_path, disable_tqdm=not shows_bars, report_to=report_to)
     trainer = Trainer(Regression(), args, callbacks=[mine])

@@ -15,6 +15,7 @@ from pytorch_accelerated.huggingface import (
     TrainerCallback,
 )
 from tests.huggingface.runs import Regression, StopAt, make_trainer
+from tests.huggingface.test_against_transformers import assert_same_history, run
 from tests.huggingface.test_reporting import scalars_in, texts_in
 from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
 from tests.support.states import verify
@@ -112,11 +113,13 @@ def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytes
         logging_dir=str(tmp_path / "ours"),
         report_to="none",
         eval_strategy="epoch",
+        parts={"compute_metrics": lambda prediction: {"точность": 0.5}},
     )
     trainer.train()
     ours, theirs = scalars_in(tmp_path / "ours"), scalars_in(tmp_path / "theirs")
     assert ours == theirs
     assert [step for step, _ in theirs["eval/loss"]] == [5, 10]
+    assert ours["eval/точность"] == [(5, 0.5), (10, 0.5)]
     assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == {"args/text_summary"}
 
 
@@ -130,8 +133,6 @@ def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytes
 def test_one_resumes_from_a_checkpoint_of_the_other(
     writer: str, reader: str, step: int, epochs: int, dropout: float, tmp_path: Path
 ) -> None:
-    from tests.huggingface.test_against_transformers import assert_same_history, run
-
     def go(library: str, name: str, *callbacks: Any, resume: Path | None = None) -> Any:
         return run(
             library,
@@ -152,8 +153,6 @@ def test_one_resumes_from_a_checkpoint_of_the_other(
 
 
 def test_generators_of_transformers_are_restored(tmp_path: Path) -> None:
-    from tests.huggingface.test_against_transformers import run
-
     class Draws(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
@@ -210,10 +209,8 @@ def special_tokens_of(config: Any) -> tuple[Any, Any, Any]:
 def test_a_model_that_needs_to_know_the_padding_learns_of_it_from_the_tokenizer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_config: Any = transformers.GPT2Config
-    config = make_config(
-        n_layer=1, n_head=2, n_embd=8, vocab_size=len(WORDS), n_positions=16, bos_token_id=7, eos_token_id=9
-    )
+    config = tiny_language_model().config
+    config.bos_token_id, config.eos_token_id = 7, 9
     model = transformers.GPT2ForSequenceClassification(config)
     trainer = classify(tmp_path, parts={"model": model}, max_steps=1)
     assert special_tokens_of(model.config) == (None, 7, 9)

@@ -148,6 +148,9 @@ def test_without_bars_logs_are_dicts_and_there_is_no_summary(
         for entry in trainer.state.log_history
     ]
     assert printed == logged
+    trainer.state.is_local_process_zero = False
+    trainer.log({"loss": 0.5})
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
@@ -168,35 +171,24 @@ def test_a_screen_that_lacks_characters_shows_escapes(
     assert "\x1b" not in printed
 
 
-def trained(folder: Path, *callbacks: TrainerCallback, **arguments: Any) -> Trainer:
-    """A trainer after three epochs of five updates, with evaluations."""
-    defaults = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_steps": 2, "num_train_epochs": 3}
-    trainer = Trainer(
-        Regression(),
-        make_arguments(folder, **{**defaults, **arguments}),
-        train_dataset=Rows(10),
-        eval_dataset=Rows(5),
-        callbacks=callbacks,
-    )
-    trainer.train()
-    return trainer
+EACH_EPOCH: dict[str, Any] = {
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "num_train_epochs": 3,
+    "disable_tqdm": True,
+}
 
 
 def test_a_log_history_is_a_run_history(tmp_path: Path) -> None:
-    trainer = trained(tmp_path)
+    trainer = scored_trainer(tmp_path, 0.5, 0.5, 0.5, **EACH_EPOCH)
+    trainer.train()
     history = LoggedHistory(trainer.state.log_history)
-    assert set(history.get_metric_names()) == {"loss", "eval_loss"}
+    assert set(history.get_metric_names()) == {"loss", "eval_loss", "eval_score"}
     assert history.get_metric_values("loss") == [
         entry["loss"] for entry in trainer.state.log_history if "loss" in entry
     ]
     losses = [record for record in history.records if record.name == "eval_loss"]
     assert [(record.epoch, record.update) for record in losses] == [(1, 5), (2, 10), (3, 15)]
-
-    figure = history.plot(path=tmp_path / "curves.png", compare={"the same": history})
-    labels = [line.get_label() for line in figure.axes[0].get_lines()]
-    assert {"this run, loss", "this run, eval_loss", "the same, loss"} <= set(labels)
-    rings = history.plot().axes[0].texts
-    assert [text.get_text() for text in rings] == [f"{min(record.value for record in losses):.4g}"]  # none on "loss"
 
     reread = TrainerState.load_from_json(str(tmp_path / "checkpoint-15" / "trainer_state.json")).log_history
     assert LoggedHistory(reread).records == history.records
@@ -204,7 +196,8 @@ def test_a_log_history_is_a_run_history(tmp_path: Path) -> None:
 
 def test_a_page_shows_a_run_from_its_folder_or_a_checkpoint(tmp_path: Path) -> None:
     folder, page = tmp_path / "results", tmp_path / "page.html"
-    trainer = trained(folder)
+    trainer = scored_trainer(folder, 0.5, 0.5, 0.5, **EACH_EPOCH)
+    trainer.train()
     for saves_state in (False, True):
         if saves_state:
             trainer.save_state()

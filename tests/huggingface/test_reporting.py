@@ -6,15 +6,12 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
-from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_callback import TensorBoardCallback, tag_of
-from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
 
@@ -32,35 +29,6 @@ def texts_in(folder: Path) -> set[str]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     return set(EventAccumulator(str(folder)).Reload().Tags()["tensors"])
-
-
-def report(callback: TensorBoardCallback, args: TrainingArguments, *logs: dict[str, Any], **state: Any) -> None:
-    control = TrainerControl()
-    config = SimpleNamespace(to_json_string=lambda: "{}")
-    callback.on_train_begin(args, TrainerState(**state), control, model=SimpleNamespace(config=config))
-    for step, entry in enumerate(logs, start=1):
-        callback.on_log(args, TrainerState(global_step=step, **state), control, logs=entry)
-    callback.on_train_end(args, TrainerState(**state), control)
-
-
-def test_values_come_back_under_their_tags(tmp_path: Path) -> None:
-    args = TrainingArguments(logging_dir=str(tmp_path / "logs"))
-    report(
-        TensorBoardCallback(),
-        args,
-        {"loss": 0.5, "epoch": 1},
-        {"eval_loss": 0.25, "eval_точность": 1.0},
-        {"test_loss": 2.0, "evaluation": 3.0},
-    )
-    assert scalars_in(tmp_path / "logs") == {
-        "train/loss": [(1, 0.5)],
-        "train/epoch": [(1, 1.0)],
-        "eval/loss": [(2, 0.25)],
-        "eval/точность": [(2, 1.0)],
-        "test/loss": [(3, 2.0)],
-        "train/evaluation": [(3, 3.0)],
-    }
-    assert texts_in(tmp_path / "logs") == {"args/text_summary", "model_config/text_summary"}
 
 
 def test_an_evaluation_after_the_training_continues_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +49,12 @@ def test_a_writer_of_the_users_is_used_and_stays_open(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(tmp_path))
-    report(TensorBoardCallback(writer), TrainingArguments(), {"loss": 0.5})
+    make_trainer(tmp_path, TensorBoardCallback(writer), max_steps=2).train()
     writer.add_scalar("mine", 1.0, 9)
     writer.close()
-    assert scalars_in(tmp_path) == {"train/loss": [(1, 0.5)], "mine": [(9, 1.0)]}
+    scalars = scalars_in(tmp_path)
+    assert [step for step, _ in scalars["train/loss"]] == [1, 2]
+    assert scalars["mine"] == [(9, 1.0)]
 
 
 def test_a_resumed_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 """What scripts print and write when a run is over is what it is with transformers, to the byte."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytorch_accelerated.huggingface import Trainer, TrainerState
-from pytorch_accelerated.huggingface.evaluating import formatted
 from tests.huggingface.runs import make_trainer
 from tests.huggingface.test_against_transformers import run
 
@@ -40,24 +39,13 @@ def files_in(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_metrics_are_formatted_as_by_transformers() -> None:
-    before = dict(METRICS)
-    assert Trainer.metrics_format(METRICS) == transformers.Trainer.metrics_format(METRICS)
-    assert before == METRICS
-    draw = random.Random(0)
-    numbers = [round(draw.uniform(0, 10 ** draw.randrange(6)), draw.randrange(7)) for _ in range(500)]
-    for name in ("x_runtime", "total_flos", "loss"):
-        for number in numbers:
-            metrics = {name: number}
-            assert formatted(metrics) == transformers.Trainer.metrics_format(metrics)
-
-
 def test_the_same_table_is_printed(both: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     tables = {}
     for library, trainer in both.items():
         trainer.log_metrics("train", METRICS)
         tables[library] = capsys.readouterr().out
     assert tables["ours"] == tables["theirs"] != ""
+    assert Trainer.metrics_format(METRICS) == transformers.Trainer.metrics_format(METRICS)
     both["ours"].log_metrics("eval", {"matrix": [1, 2], "missing": None})
     both["ours"].log_metrics("test", {})
     expected = ["***** eval metrics *****", "  matrix  = [1, 2]", "  missing =   None", "***** test metrics *****"]
@@ -99,8 +87,8 @@ def card_of(trainer: Trainer, **about: Any) -> Any:
     return ModelCard.load(Path(str(trainer.args.output_dir)) / "README.md")
 
 
-def test_the_hub_reads_what_a_card_says(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch")
+def test_the_hub_and_people_read_what_a_card_says(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch", max_steps=3)
     trainer.train()
     card = card_of(trainer, model_name="Linear", finetuned_from="our/base", **LABELS, **ON_A_DATASET)
     assert {name: card.data[name] for name in LABELS} == LABELS
@@ -109,18 +97,12 @@ def test_the_hub_reads_what_a_card_says(tmp_path: Path) -> None:
     assert (result.task_type, result.dataset_name, result.dataset_type) == ("tabular-regression", "Rows", "our/rows")
     assert (result.dataset_args, result.metric_type) == ("plain", "loss")
     assert card.data.pipeline_tag == "tabular-regression"
-    assert result.metric_value == trainer.evaluate()["eval_loss"]
+    loss = trainer.evaluate()["eval_loss"]
+    assert result.metric_value == loss
 
-
-def test_people_read_what_a_run_was_and_came_to(tmp_path: Path) -> None:
-    import torch
-
-    trainer = make_trainer(tmp_path / "linear", eval_strategy="epoch", max_steps=3)
-    trainer.train()
     text = card_of(trainer).text
     assert "\n# linear\n" in text
     assert "`Regression` with 3 parameters" in text
-    loss = next(entry["eval_loss"] for entry in reversed(trainer.state.log_history) if "eval_loss" in entry)
     for line in ("learning_rate`: 0.1", "max_steps`: 3", f"torch`: {str(torch.__version__)!r}", f"loss`: {loss:.4f}"):
         assert line.replace("'", '"') in text
     assert "weight_decay" not in text, "it has its default"

@@ -135,16 +135,6 @@ def test_a_run_cut_within_an_epoch_and_saved_at_its_end_goes_on_as_if_it_had_not
     assert_same(everything(resumed), everything(whole))
 
 
-def test_true_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
-        run(tmp_path, resume=True)
-
-
-def test_a_path_without_weights_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Can't find a valid checkpoint at .*nowhere"):
-        run(tmp_path, resume=str(tmp_path / "nowhere"))
-
-
 @pytest.mark.parametrize("resume", [None, False])
 def test_none_and_false_start_over(resume: Any, tmp_path: Path) -> None:
     run(tmp_path, StopAt(2))

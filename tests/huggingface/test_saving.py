@@ -49,20 +49,6 @@ def test_a_checkpoint_has_the_usual_files_which_load_without_executing_anything_
     assert json.loads((folder / "training_args.json").read_text()) == trainer.args.to_dict()
 
 
-@pytest.mark.parametrize("weights_only", [True, False])
-def test_saved_arguments_answer_to_attributes(weights_only: bool, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, learning_rate=0.25, eval_strategy="epoch", local_rank=0)
-    trainer.save_model()
-    args = torch.load(tmp_path / "training_args.bin", weights_only=weights_only)
-    assert (args.learning_rate, args.eval_strategy, args.train_batch_size, args.push_to_hub) == (
-        0.25,
-        "epoch",
-        2,
-        False,
-    )
-    assert TrainingArguments(**args) == trainer.args
-
-
 def test_an_optimizer_with_a_function_among_its_settings_is_resumed(tmp_path: Path) -> None:
     def parts() -> dict[str, Any]:
         model = Regression()
@@ -92,13 +78,17 @@ def test_only_the_model_may_be_saved(tmp_path: Path) -> None:
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-5:] == [6, 7, 8, 9, 10]
 
 
-def test_save_model_writes_weights_and_arguments(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+def test_save_model_writes_weights_and_arguments_that_answer_to_attributes(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, learning_rate=0.25, eval_strategy="epoch", local_rank=0)
     trainer.save_model(str(tmp_path / "mine"))
     trainer.save_model()
-    for folder in (tmp_path / "mine", tmp_path):
+    for folder, weights_only in ((tmp_path / "mine", True), (tmp_path, False)):
         torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(trainer.model.state_dict()))
-        assert torch.load(folder / "training_args.bin", weights_only=True) == trainer.args.to_dict()
+        args = torch.load(folder / "training_args.bin", weights_only=weights_only)
+        assert args == trainer.args.to_dict()
+        assert (args.learning_rate, args.eval_strategy, args.train_batch_size) == (0.25, "epoch", 2)
+        assert not args.push_to_hub
+        assert TrainingArguments(**args) == trainer.args
     assert get_last_checkpoint(tmp_path) is None
 
 
