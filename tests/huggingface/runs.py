@@ -240,10 +240,14 @@ def without_native_parts(folder: Path) -> Path:
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """What a run has come to, its summary aside."""
+    """What must be the same in the end, to the bit."""
+    state = {name: value for name, value in vars(trainer.state).items() if name != "best_model_checkpoint"}
     return {
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
-        "history": without_speed(trainer.state.log_history[:-1]),
+        "schedule": trainer.lr_scheduler.state_dict(),
+        "state": {**state, "log_history": without_speed(trainer.state.log_history[:-1])},
         "torch": torch.default_generator.get_state(),
+        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
+        "random": random.getstate(),
     }

@@ -4,6 +4,7 @@ Both sum the same float32 losses, theirs in float32 and ours in float64, so numb
 place of float32; weights, whose updates are the same operations, agree to the bit.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,14 @@ class Stops(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
     def __init__(self, epochs: Any, training: int | None = None) -> None:
         self.epochs, self.training = epochs, training
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control = dataclasses.replace(control)  # which takes the place of the other
         control.should_epoch_stop |= state.global_step in self.epochs
         control.should_training_stop |= state.global_step == self.training
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log = True  # though the last step was logged
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_log = control.should_evaluate = control.should_save = True  # which a step forgets

@@ -73,27 +73,6 @@ def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
     assert look.log.keys() == {*look.given, "train_dataloader", "eval_dataloader"}
 
 
-def test_a_returned_control_takes_the_place(tmp_path: Path) -> None:
-    returned: list[Any] = []
-    seen: list[Any] = []
-
-    class Replaces(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            returned.append(type(control)(**vars(control)))
-            returned[-1].should_training_stop = state.global_step == 2
-            return returned[-1]
-
-    class Watches(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen.append(control)
-
-    trainer = make_trainer(tmp_path, Replaces(), Watches())
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert all(one is other for one, other in zip(seen, returned, strict=True))
-    assert trainer.control is returned[-1]
-
-
 @pytest.mark.parametrize("shows_bars", [True, False])
 @pytest.mark.parametrize(("report_to", "reports"), [("none", []), ("tensorboard", [TensorBoardCallback])])
 def test_the_order_of_the_callbacks(shows_bars: bool, report_to: str, reports: list[Any], tmp_path: Path) -> None:
@@ -133,16 +112,6 @@ def test_an_exception_is_raised_and_the_trainer_can_be_used_again(tmp_path: Path
     assert not trainer.is_in_train
     trainer.remove_callback(fails)
     assert trainer.train().global_step == 10
-
-
-def test_nothing_is_logged_twice_after_one_step(tmp_path: Path) -> None:
-    class AsksAgain(TrainerCallback):
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_log = True
-
-    trainer = make_trainer(tmp_path, AsksAgain())
-    trainer.train()
-    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, 11))
 
 
 @pytest.mark.parametrize(("counts", "expected"), [("all", 20), ("non_padding", 15), ("no", 0)])

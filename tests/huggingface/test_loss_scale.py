@@ -182,32 +182,6 @@ def test_accumulated_batches_equal_a_large_one(name: str, tmp_path: Path) -> Non
         assert losses(theirs)[0] == pytest.approx(4 * losses(whole)[0], rel=0.1)
 
 
-def test_smoothed_labels_are_accumulated_exactly(tmp_path: Path) -> None:
-    """Also where a model takes any keyword, and labels that do not count make batches unequal."""
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear = nn.Linear(2, 3)
-
-        def forward(self, x: torch.Tensor, **kwargs: Any) -> Any:
-            return {"logits": self.linear(x)}
-
-    rows = [{"x": Rows(12)[index]["x"], "labels": (-100, 0, 1, 2, 2)[index % 5]} for index in range(12)]
-
-    def trainer(folder: str, **arguments: Any) -> Any:
-        parts = {"model": Classifier(), "train_dataset": rows, "eval_dataset": None}
-        made = make_trainer(tmp_path / folder, parts=parts, label_smoothing_factor=0.1, **arguments)
-        made.train()
-        return made
-
-    whole = trainer("whole", per_device_train_batch_size=6)
-    parts = trainer("parts", per_device_train_batch_size=1, gradient_accumulation_steps=6)
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
-    assert_same_parameters(parts.model, whole.model, tolerance=1e-6)
-
-
 def test_a_mean_that_is_taken_for_divided_is_warned_about(tmp_path: Path) -> None:
     class Mean(Trainer):
         def compute_loss(
@@ -239,9 +213,7 @@ class MeanOverLabels(AnyKeyword):
         return (((outputs - labels) ** 2) * counts).sum() / counts.sum(), outputs
 
 
-def test_a_batch_without_labels_adds_nothing_to_its_update(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_without_labels_adds_nothing_to_its_update(tmp_path: Path) -> None:
     def trained_on(*without: int, **arguments: Any) -> Any:
         rows = Rows(12)
         rows.labels[list(without)] = -100

@@ -93,8 +93,12 @@ def class_and_arguments(library: Any, name: str) -> tuple[type, dict[str, Any]]:
     return kind, arguments
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", *OF_BITSANDBYTES]
+)
 def test_an_optimizer_by_name_is_that_of_transformers(name: str) -> None:
+    if name in OF_BITSANDBYTES:
+        pytest.importorskip("bitsandbytes")
     transformers = pytest.importorskip("transformers")
     assert class_and_arguments(huggingface, name) == class_and_arguments(transformers, name)
 
@@ -110,13 +114,6 @@ def test_an_optimizer_by_name_is_that_of_transformers(name: str) -> None:
 def test_further_arguments_are_the_optimizers(optim: str, optim_args: Any, expected: Any, tmp_path: Path) -> None:
     defaults = make_trainer(tmp_path, optim=optim, optim_args=optim_args).create_optimizer().defaults
     assert {name: defaults[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize("name", OF_BITSANDBYTES)
-def test_an_optimizer_of_bitsandbytes_by_name_is_that_of_transformers(name: str) -> None:
-    pytest.importorskip("bitsandbytes")
-    transformers = pytest.importorskip("transformers")
-    assert class_and_arguments(huggingface, name) == class_and_arguments(transformers, name)
 
 
 class Words(nn.Module):

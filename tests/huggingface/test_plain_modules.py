@@ -71,16 +71,14 @@ def assert_alike(run: dict[str, Any], other: dict[str, Any]) -> None:
         assert_same_numbers(value, other[name], tolerance=1e-5)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("shape", "column"), [("tensor", "labels"), ("tuple", "label"), ("dict", "label_ids")])
-def test_a_loss_function_makes_labels_of_a_module_that_names_none(shape: str, column: str, tmp_path: Path) -> None:
-    run = run_of(tmp_path, Plain(shape), column, parts={"compute_loss_func": mean_loss})
-    assert_alike(run, run_of(tmp_path, WithLabels(0.0)))
-
-
-@pytest.mark.parametrize("shape", ["tensor", "tuple", "dict"])
-def test_smoothed_labels_need_no_module_that_names_them(shape: str, tmp_path: Path) -> None:
-    run = run_of(tmp_path, Plain(shape), label_smoothing_factor=0.1)
-    assert_alike(run, run_of(tmp_path, WithLabels(0.1)))
+def test_a_loss_function_or_smoothing_makes_labels_of_a_module_that_names_none(
+    shape: str, column: str, smoothing: float, tmp_path: Path
+) -> None:
+    parts = {} if smoothing else {"compute_loss_func": mean_loss}
+    run = run_of(tmp_path, Plain(shape), column, parts=parts, label_smoothing_factor=smoothing)
+    assert_alike(run, run_of(tmp_path, WithLabels(smoothing)))
 
 
 def test_label_names_that_are_given_stay(tmp_path: Path) -> None:

@@ -44,19 +44,15 @@ def test_the_processes_are_grouped_as_the_arguments_say_and_the_first_one_alone_
 
 
 @pytest.mark.processes
-def test_a_model_in_pieces_trains_as_a_whole_one(tmp_path: Path) -> None:
-    output = run_on_ranks(SCRIPT.with_name("huggingface_fsdp.py"), 2, tmp_path)
-    assert output.stdout.count("done") == 2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_signal_leaves_a_checkpoint_to_resume_from(ranks: int, tmp_path: Path) -> None:
-    output = run_on_ranks(SCRIPT.with_name("huggingface_signals.py"), ranks, tmp_path)
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [
+        ("fsdp", 2),  # a model in pieces trains as a whole one
+        ("signals", 1),  # a signal leaves a checkpoint to resume from
+        ("signals", 2),
+        ("theirs", 2),  # where rows do not divide, our loss on two processes is exact and theirs is not
+    ],
+)
+def test_what_a_script_shows_by_itself_is_so(script: str, ranks: int, tmp_path: Path) -> None:
+    output = run_on_ranks(SCRIPT.with_name(f"huggingface_{script}.py"), ranks, tmp_path)
     assert output.stdout.count("done") == ranks
-
-
-@pytest.mark.processes
-def test_where_rows_do_not_divide_our_loss_on_two_processes_is_exact_and_theirs_is_not(tmp_path: Path) -> None:
-    output = run_on_ranks(SCRIPT.with_name("huggingface_theirs.py"), 2, tmp_path)
-    assert output.stdout.count("done") == 2

@@ -24,6 +24,7 @@ from tests.huggingface.runs import (
     Rows,
     StopAt,
     Stream,
+    everything,
     losses,
     make_trainer,
     noisy_trainer,
@@ -65,20 +66,6 @@ class LookAtBeginning(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.should_save = control.should_save
         self.best = (state.best_metric, state.best_global_step, state.best_model_checkpoint)
-
-
-def everything(trainer: Trainer) -> dict[str, Any]:
-    """What must be the same in the end, to the bit."""
-    state = {name: value for name, value in vars(trainer.state).items() if name != "best_model_checkpoint"}
-    return {
-        "model": trainer.model.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-        "schedule": trainer.lr_scheduler.state_dict(),
-        "state": {**state, "log_history": without_speed(trainer.state.log_history[:-1])},
-        "torch": torch.default_generator.get_state(),
-        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
-        "random": random.getstate(),
-    }
 
 
 @pytest.mark.parametrize("step", some((1, 3, 8), range(1, 9)))  # of 9, 3 in each epoch

@@ -1,8 +1,6 @@
 """Evaluations that generate, as those of transformers' Seq2SeqTrainer, which is run beside ours."""
 
 import json
-import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from pytorch_accelerated.huggingface import (
     EvalPrediction,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    speed_metrics,
 )
 from tests.huggingface.runs import without_speed
 from tests.huggingface.test_against_transformers import TRAINED, assert_same_history
@@ -192,17 +189,12 @@ def test_a_custom_evaluation_generates_with_its_own_settings(tmp_path: Path) -> 
         def evaluate(self, eval_dataset: Any = None, *args: Any, **gen_kwargs: Any) -> Any:
             gen_kwargs.pop("ignore_keys", None)
             self._gen_kwargs = gen_kwargs
-            started = time.time()
             wanted, self.compute_metrics = self.compute_metrics, None
             output = self.evaluation_loop(
                 self.get_eval_dataloader(eval_dataset), "Evaluation", metric_key_prefix="eval"
             )
             self.compute_metrics = wanted
-            size = self.args.eval_batch_size * self.args.world_size
             metrics = {**(output.metrics or {}), "eval_width": output.predictions.shape[1]}
-            metrics.update(
-                speed_metrics("eval", started, output.num_samples, math.ceil((output.num_samples or 0) / size))
-            )
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics
