@@ -76,25 +76,26 @@ def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:
     assert {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"} <= result.keys()
 
 
+class Watching(Trainer):
+    """Notes whether the loss alone is asked for, and the first number of each row."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.asked: list[bool] = []
+        self.seen: list[float] = []
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        self.asked.append(prediction_loss_only)
+        self.seen += inputs["x"][:, 0].tolist()
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+
 def test_only_the_loss_is_kept_if_nothing_else_is_needed(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    class Watching(Trainer):
-        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-            seen.append(prediction_loss_only)
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-
     trainer = make_trainer(tmp_path, kind=Watching)
     trainer.evaluate()
     trainer.compute_metrics = lambda prediction: {"rows": len(prediction.predictions)}
     trainer.evaluate()
-    trainer.args.prediction_loss_only = True
-    assert "eval_rows" not in trainer.evaluate()
-    output = trainer.predict(Rows(3))
-    assert (output.predictions, output.label_ids) == (None, None)
-    assert output.metrics is not None
-    assert "test_loss" in output.metrics
-    assert seen == [True, False, True, True]
+    assert trainer.asked == [True, False]  # type: ignore[attr-defined]
 
 
 class Nested(nn.Module):
@@ -168,6 +169,7 @@ SEEN: dict[str, tuple[type[nn.Module], list[dict[str, Any]], dict[str, Any], dic
     "rows of differing length": (Lengths, RAGGED, {"data_collator": padded}, {}),
     "inputs and losses": (NamesItsInput, LABELLED, {}, {"include_for_metrics": ["inputs", "loss"]}),
     "smaller logits": (Regression, LABELLED, {"preprocess_logits_for_metrics": signs}, {}),
+    "the loss alone": (Regression, LABELLED, {}, {"prediction_loss_only": True}),
     "batch by batch": (Regression, LABELLED, {}, {"batch_eval_metrics": True}),
     "without labels": (Pairs, COMPARED, {}, {}),
     "a list of batches": (Regression, LABELLED, {}, {"eval_do_concat_batches": False}),
@@ -281,19 +283,6 @@ class RowsOfWorkers(Rows):
         return {**super().__getitem__(index), "x": torch.full((2,), float(os.getpid()))}
 
 
-class Telling(Regression):
-    """Notes the processes that fetched the rows it evaluates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[float] = []
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        if not self.training:
-            self.seen += x[:, 0].tolist()
-        return super().forward(x, labels)
-
-
 def test_the_given_dataset_is_evaluated(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, parts={"model": Biased(), "eval_dataset": Constant(0.5)}, **PERSISTENT)
     for label in range(1, 13):  # each set is gone when the next one is made, which may get its address
@@ -311,13 +300,15 @@ def test_the_workers_of_evaluations_stay_during_a_training(tmp_path: Path) -> No
     for stays in (False, True):
         trainer = make_trainer(
             tmp_path,
-            parts={"model": Telling(), "eval_dataset": RowsOfWorkers(3)},
+            kind=Watching,
+            parts={"eval_dataset": RowsOfWorkers(3)},
             **{**PERSISTENT, "dataloader_persistent_workers": stays},
             eval_strategy="epoch",
             num_train_epochs=3,
         )
         trainer.train()
-        assert len(trainer.model.seen) == 9
-        pools.append(len(set(trainer.model.seen)))
-        assert not {child.pid for child in multiprocessing.active_children()}.intersection(trainer.model.seen)
+        seen = trainer.seen  # type: ignore[attr-defined]
+        assert len(seen) == 9
+        pools.append(len(set(seen)))
+        assert not {child.pid for child in multiprocessing.active_children()}.intersection(seen)
     assert pools == [3, 1]

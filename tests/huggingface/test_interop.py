@@ -106,21 +106,16 @@ def test_the_tokenizer_of_the_collator_is_saved(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:A second TensorBoardCallback was added")  # which is what is wanted here
 def test_a_genuine_tensorboard_callback_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "theirs"))
-    trainer = make_trainer(
-        tmp_path,
-        TensorBoardCallback(),
-        transformers.integrations.TensorBoardCallback(),
-        logging_dir=str(tmp_path / "ours"),
-        report_to="none",
-        eval_strategy="epoch",
-        parts={"compute_metrics": lambda prediction: {"точность": 0.5}},
-    )
-    trainer.train()
+    writers = TensorBoardCallback(), transformers.integrations.TensorBoardCallback()
+    parts = {"compute_metrics": lambda prediction: {"точность": 0.5}}
+    arguments = {"logging_dir": str(tmp_path / "ours"), "report_to": "none", "eval_strategy": "epoch"}
+    classify(tmp_path, *writers, parts=parts, num_train_epochs=2, **arguments).train()
     ours, theirs = scalars_in(tmp_path / "ours"), scalars_in(tmp_path / "theirs")
     assert ours == theirs
-    assert [step for step, _ in theirs["eval/loss"]] == [5, 10]
-    assert ours["eval/точность"] == [(5, 0.5), (10, 0.5)]
-    assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == {"args/text_summary"}
+    assert [step for step, _ in theirs["eval/loss"]] == [3, 6]
+    assert ours["eval/точность"] == [(3, 0.5), (6, 0.5)]
+    texts = {"args/text_summary", "model_config/text_summary"}
+    assert texts_in(tmp_path / "ours") == texts_in(tmp_path / "theirs") == texts
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("theirs", "ours"), ("ours", "theirs")])

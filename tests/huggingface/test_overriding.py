@@ -138,9 +138,8 @@ def test_overridden_methods_are_called(tmp_path: Path) -> None:
 
     once = "create_optimizer_and_scheduler create_optimizer create_scheduler get_train_dataloader _get_train_sampler"
     once += " _evaluate evaluate get_eval_dataloader evaluation_loop"
-    for (
-        name
-    ) in f"{once} training_step compute_loss compute_loss_context_manager _prepare_inputs prediction_step".split():
+    repeated = "training_step compute_loss compute_loss_context_manager _prepare_inputs prediction_step"
+    for name in f"{once} {repeated}".split():
         note(name)
     trainer = make_trainer(tmp_path, kind=Noting, num_train_epochs=1, eval_strategy="epoch")
     trainer.train()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, NonFiniteLossError
 from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint
@@ -93,8 +93,6 @@ def test_save_model_writes_weights_and_arguments_that_answer_to_attributes(tmp_p
 
 
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=5, save_only_model=True, num_train_epochs=1)
     trainer.train()
     folder = tmp_path / "checkpoint-5"
@@ -108,18 +106,6 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     other = make_trainer(tmp_path)
     other._load_from_checkpoint(str(folder))
     torch.testing.assert_close(other.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
-
-
-def test_the_state_in_a_checkpoint_is_that_of_its_step(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=0.4, eval_strategy="steps", eval_steps=0.2)
-    trainer.train()
-    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
-    assert set(vars(trainer.state)) == state.keys()
-    assert (state["global_step"], state["epoch"], state["max_steps"]) == (4, 0.8, 10)
-    assert (state["save_steps"], state["eval_steps"], state["train_batch_size"]) == (4, 2, 2)
-    assert state["log_history"] == trainer.state.log_history[: len(state["log_history"])]
-    assert state["log_history"][-1]["step"] == 4
-    assert "eval_loss" in state["log_history"][-1]  # a checkpoint knows its evaluation
 
 
 def test_the_loss_of_an_earlier_runs_checkpoints_is_announced(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
@@ -24,15 +25,13 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 def test_the_best_arguments_are_found_and_the_given_ones_are_back(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, parts={"model": None, "model_init": Regression}, eval_strategy="epoch")
+    trainer = make_trainer(tmp_path, parts={"model_init": Regression}, eval_strategy="epoch")
     before = trainer.args
     sampler = optuna.samplers.GridSampler({"learning_rate": [1e-2, 10.0]})
     best = trainer.hyperparameter_search(space, n_trials=2, sampler=sampler)
     assert best.hyperparameters == {"learning_rate": 0.01}
     assert trainer.args.learning_rate == before.learning_rate
-    worst = make_trainer(
-        tmp_path / "worst", parts={"model": None, "model_init": Regression}, learning_rate=10.0, weight_decay=0
-    )
+    worst = make_trainer(tmp_path / "worst", learning_rate=10.0, weight_decay=0)
     worst.train()
     assert best.objective < worst.evaluate()["eval_loss"]
 
@@ -44,7 +43,7 @@ def test_a_pruned_trial_ends_early(tmp_path: Path) -> None:
         steps.append(metrics["epoch"])
         return metrics["eval_loss"]
 
-    parts = {"model": None, "model_init": Regression}
+    parts = {"model_init": Regression}
     trainer = make_trainer(tmp_path, parts=parts, eval_strategy="epoch", num_train_epochs=4)
     study = optuna.pruners.ThresholdPruner(upper=1e-12)
     with pytest.raises(ValueError, match="No trials are completed"):
@@ -58,7 +57,7 @@ def test_what_cannot_be_searched_says_why(tmp_path: Path) -> None:
         trainer.hyperparameter_search()
     with pytest.raises(ConfigurationError, match="only 'optuna'"):
         trainer.hyperparameter_search(backend="ray")
-    searching = make_trainer(tmp_path, parts={"model": None, "model_init": Regression})
+    searching = make_trainer(tmp_path, parts={"model_init": Regression})
     with pytest.raises(ConfigurationError, match="'rate', which is no argument"):
         searching.hyperparameter_search(lambda trial: {"rate": 1.0}, n_trials=1)
 
@@ -106,7 +105,5 @@ def test_schedule_free_optimizers_evaluate_and_save_the_weights_that_count(optim
     trainer.save_model(str(tmp_path / "model"))
     loss = trainer.evaluate()["eval_loss"]
     other = Deep()
-    from safetensors.torch import load_file
-
     other.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
     assert make_trainer(tmp_path / "other", parts={"model": other}).evaluate()["eval_loss"] == pytest.approx(loss)

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -145,18 +145,14 @@ def test_speeds_are_those_of_transformers(counts: dict[str, int], monkeypatch: p
     assert speed_metrics("eval", 1000.0, **counts) == genuine_metrics("eval", 1000.0, **counts)
 
 
-@pytest.fixture
-def _settings_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_full_determinism_seeds_and_refuses_other_algorithms(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
-    yield
-    cudnn.deterministic, cudnn.benchmark = before[:2]
-    torch.use_deterministic_algorithms(before[2])
-
-
-@pytest.mark.usefixtures("_settings_as_before")
-def test_full_determinism_seeds_and_refuses_other_algorithms() -> None:
+    for name in ("deterministic", "benchmark"):  # which have their values again when the test is over
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    before = torch.are_deterministic_algorithms_enabled()
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(before))
     draws = []
     for _ in range(2):
         enable_full_determinism(3)
