@@ -123,7 +123,7 @@ class AutomaticFetcher:
 
     def _decide(self, batches_left: int) -> None:
         """Make a pool of workers if they make the remaining batches faster."""
-        fetch, step = map(statistics.median, zip(*self._times[1:], strict=True))
+        fetch, step = map(statistics.median_low, zip(*self._times[1:], strict=True))
         self._alone = fetch + step
         if fetch < _WORTH_A_WORKER or self._processors == 1:
             return
