@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
 from pytorch_accelerated.data.rows import as_array_dataset
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.optimizers import param_groups
 from pytorch_accelerated.schedulers.cosine_scheduler import one_cycle
 from pytorch_accelerated.trainer import Trainer
@@ -66,16 +66,10 @@ def cross_validate(
         Predictions, histories and trainers.
 
     Raises:
-        ArgumentTypeError: if `splits` is a splitter, not what it returns.
-        ConfigurationError: if all folds would resume from one folder, or another evaluation set is given.
+        TypeError: if `splits` is a splitter, not what it returns, or `eval_dataset` is given.
+        ConfigurationError: if all folds would resume from one folder.
         DataError: if the folds do not hold out each row exactly once.
     """
-    if not isinstance(splits, Iterable):
-        raise ArgumentTypeError(
-            f"`splits` is {splits!r}: pass `StratifiedKFold(5).split(inputs, targets)`, for example."
-        )
-    if "eval_dataset" in train_arguments:
-        raise ConfigurationError("The evaluation set of a fold is its held-out rows: leave `eval_dataset` out.")
     resume_from = train_arguments.pop("resume_from", None)
     if resume_from is not None and "{fold}" not in str(resume_from):
         raise ConfigurationError(

@@ -173,7 +173,7 @@ class StopAtCallback(MetricJudge):
         value = self.latest
         if value is None:
             return
-        if self.at_least is not None and value >= self.at_least:
-            raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is at least {self.at_least:g}")
-        if self.at_most is not None and value <= self.at_most:
-            raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is at most {self.at_most:g}")
+        is_high = self.at_least is not None and value >= self.at_least
+        if is_high or (self.at_most is not None and value <= self.at_most):
+            limit = f"at least {self.at_least:g}" if is_high else f"at most {self.at_most:g}"
+            raise StopTrainingError(f"{self.watch_metric} has reached {value:.6g}, which is {limit}")

@@ -97,9 +97,7 @@ def _bytes(files: Iterable[layout.FileEntry]) -> int:
 
 def _states_in(place: Path, *, at_least_one: bool = True) -> list[_Found]:
     """The training state at `place`, or all states in it: first those that cannot be read, then the others by age."""
-    if not place.is_dir():
-        raise CheckpointError(f"There is no folder {str(place)!r}.")
-    states = []
+    states, at_least_one = [], at_least_one or not place.is_dir()
     for folder in [place] if verify.looks_like_state(place) else verify.state_folders(place):
         try:
             states.append(_Found(folder, verify.read_manifest(folder)))
@@ -107,7 +105,7 @@ def _states_in(place: Path, *, at_least_one: bool = True) -> list[_Found]:
             states.append(_Found(folder, complaint=str(error)))
     states = [one for one in states if layout.PREDICTIONS_FORMAT not in one.manifest.facts]
     if at_least_one and not states:
-        raise CheckpointError(f"There is no training state in {str(place)!r}.")
+        raise CheckpointError(f"There is no training state in {str(place)!r}. Check the path.")
     return sorted(states, key=lambda one: one.manifest.serial)
 
 
@@ -227,9 +225,7 @@ def _prune(options: argparse.Namespace) -> Outcome:
         print_line("Nothing to delete.")
         return outcome
     what = f"{len(doomed)} of {len(states)} training states, {format_bytes(size_bytes)}"
-    if options.json and not options.yes:
-        raise ConfigurationError("With --json nobody is asked. Pass --yes to delete without asking.")
-    if not (options.yes or _agrees_to(f"Delete {what}?")):
+    if not (options.yes or _agrees_to(f"Delete {what}?", may_ask=not options.json)):
         print_line("Nothing was deleted.")
         return Outcome({}, exit_code=1)
     for folder in doomed:
@@ -238,9 +234,10 @@ def _prune(options: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _agrees_to(question: str) -> bool:
+def _agrees_to(question: str, *, may_ask: bool) -> bool:
     try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        if may_ask:
+            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         print(file=sys.stderr)
-        raise ConfigurationError("There is no input to confirm it. Pass --yes to delete without asking.") from None
+    raise ConfigurationError(f"{question} There is nobody to answer that. Pass --yes to delete without asking.")

@@ -128,8 +128,8 @@ class StreamLoader(RunLoader):
             if rounds == 0:
                 self._previous = None
                 return
-            if 0 in numbers and position == 0:
-                raise self._no_batch_at_all(numbers)
+            if position == 0:
+                self._refuse_no_batch_at_all(numbers)
             host += [host[-1] if host else self._previous] * (rounds - len(host))
             self._previous = host[-1] if self._ranks.count > 1 else None
             position += rounds if total is None else total
@@ -141,11 +141,12 @@ class StreamLoader(RunLoader):
                 counted = zip(fed, counts, strict=True)
                 yield Update(self._micro_batches(counted, weights, numbers), rounds if total is None else total, items)
 
-    def _no_batch_at_all(self, by_rank: list[int]) -> DataError:
-        return DataError(
-            f"At least one rank got no batch at all from the {type(self.source).__name__} (by rank: {by_rank}). Every "
-            "rank needs one to stay in step with the others; use fewer ranks, smaller batches or more data."
-        )
+    def _refuse_no_batch_at_all(self, by_rank: list[int]) -> None:
+        if 0 in by_rank:
+            raise DataError(
+                f"At least one rank got no batch at all from the {type(self.source).__name__} (by rank: {by_rank}). "
+                "Every rank needs one to stay in step with the others; use fewer ranks, smaller batches or more data."
+            )
 
     def _exchange(self, sizes: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
         """How many batches each rank has for an update or a round, and their samples; None if unknown."""
@@ -188,8 +189,8 @@ class StreamLoader(RunLoader):
             sizes = [number if each is None else each for number, each in zip(numbers, samples_by_rank, strict=True)]
             if not any(sizes):
                 return
-            if borrows and position == 0 and not all(sizes):
-                raise self._no_batch_at_all(sizes)
+            if borrows and position == 0:
+                self._refuse_no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
             previous = batch if size != 0 else previous if borrows else None
             yield Round(previous, start, samples, not all(sizes), size == 0, items)

@@ -9,7 +9,7 @@ import inspect
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -265,7 +265,7 @@ class RunLoader(ABC):
         Raises:
             ConfigurationError: if the rows of batches are unknown.
         """
-        raise self._unknown_rows()
+        self._refuse_unknown_rows()
 
     def detached(self) -> RunLoader:
         """A copy whose epochs can be looked at without an effect on this loader or the user's sampler.
@@ -273,11 +273,11 @@ class RunLoader(ABC):
         Raises:
             ConfigurationError: if the rows of batches are unknown.
         """
-        raise self._unknown_rows()
+        self._refuse_unknown_rows()
 
-    def _unknown_rows(self) -> ConfigurationError:
+    def _refuse_unknown_rows(self) -> NoReturn:
         data = self.source if self.dataset is None else self.dataset
-        return ConfigurationError(
+        raise ConfigurationError(
             f"The rows of updates are unknown: the {type(data).__name__} is read as it comes, and its rows have no "
             "numbers. Pass a dataset that has `__getitem__` and `__len__`."
         )

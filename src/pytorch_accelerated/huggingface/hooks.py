@@ -370,9 +370,7 @@ class TrainerHooks:
         dataset = getattr(dataloader, "dataset", None)
         if dataset is not None and hasattr(dataset, "__len__"):
             return len(dataset)
-        if hasattr(dataloader, "__len__"):
-            return len(dataloader) * (getattr(dataloader, "batch_size", None) or 1)
-        raise DataError(f"Neither the {type(dataloader).__name__} nor its dataset has a length.")
+        return len(dataloader) * (getattr(dataloader, "batch_size", None) or 1)
 
 
 def loss_takes_labels(trainer: TrainerHooks) -> bool:

@@ -219,16 +219,17 @@ class _Proving:
         """The arguments of updates that are cut in two."""
         data, first = self._arguments["train_dataset"], self._first
         size, given = self._settings["per_device_batch_size"], self._arguments.get("train_dataloader_kwargs") or {}
-        if isinstance(data, DataLoader) or {"batch_size", "batch_sampler"} & set(given):
-            raise NotCheckedError("your own loader decides the size of its batches")
-        if size % 2:
-            raise NotCheckedError(f"a batch of {size} has no halves")
-        if first.draws:
-            raise NotCheckedError("the forward pass draws random numbers, which depend on the size of batches")
-        if first.gradients is None:
-            raise NotCheckedError("no gradients were seen before the optimizer's step")
-        if not self._has_halves:
-            raise NotCheckedError("the halves of a batch are other ones: rows are random, padded, or read as a stream")
+        has_own_sizes = isinstance(data, DataLoader) or not {"batch_size", "batch_sampler"}.isdisjoint(given)
+        obstacles = {
+            "your own loader decides the size of its batches": has_own_sizes,
+            f"a batch of {size} has no halves": size % 2,
+            "the forward pass draws random numbers, which depend on the size of batches": first.draws,
+            "no gradients were seen before the optimizer's step": first.gradients is None,
+            "the halves of a batch are other ones: rows are random, padded, or read as a stream": not self._has_halves,
+        }
+        for obstacle, is_there in obstacles.items():
+            if is_there:
+                raise NotCheckedError(obstacle)
         return {"per_device_batch_size": size // 2}
 
     def _in_halves(self) -> Check:
