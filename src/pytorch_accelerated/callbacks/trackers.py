@@ -6,6 +6,7 @@ A tracker may fail without harm to the run. For another one, write a subclass of
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import time
 import uuid
@@ -20,7 +21,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
 from pytorch_accelerated.optional import require
 from pytorch_accelerated.progress.text import folded
 from pytorch_accelerated.tracking.history import RunHistory
@@ -266,7 +267,11 @@ def _make_tracker(given: Any) -> Tracker:
         # Only what accelerate's own classes have is known of an instance.
         is_of_accelerate = type(given) is LOGGER_TYPE_TO_CLASS.get(given.name)
         return (TRACKERS[given.name] if is_of_accelerate else Tracker)(given.name, given)
-    require(given, needed_by=f"The tracker {given!r}")
+    if importlib.util.find_spec(given) is None:
+        raise MissingDependencyError(
+            f"The tracker {given!r} needs the package {given!r}, which is not installed. Install it with: pip install "
+            f"{given}"
+        )
     return TRACKERS[given](given)
 
 
