@@ -86,13 +86,21 @@ def name_of(page: Path) -> str:
     return page.relative_to(DOCS).as_posix()
 
 
+# Each takes up to half a minute, and what they show has tests of its own.
+LONG = ("how_to/images.md", "how_to/programs.md", "how_to/prove.md")
+
+
 def has_code(page: Path) -> bool:
     found = blocks_of(page.read_text(encoding="utf-8"))
     return any(block.reason is None and block.language not in SHOWN_LANGUAGES for block in found)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[in_release] * (name_of(page) in LONG)) for page in PAGES if has_code(page)],
+    ids=name_of,
+)
 def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"PATH": path, "MPLBACKEND": "agg", "ACCELERATE_USE_CPU": "true"}

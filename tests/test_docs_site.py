@@ -15,6 +15,7 @@ import pytest
 
 from pytorch_accelerated import Trainer, callbacks, errors, huggingface
 from pytorch_accelerated.callbacks import TrainerCallback
+from tests.chaos.size import in_release
 from tests.support.processes import REPOSITORY, run_forked
 
 DOCS = REPOSITORY / "docs"
@@ -65,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(set(pages), set(entries))
 
 
-@pytest.mark.slow
+@in_release  # `make docs`, which CI runs, too, builds all of it
 def test_the_site_is_built_without_a_warning(site: Site) -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert {page for page in pages if not page.startswith("_build")} - {"design/README"} <= site.pages
@@ -119,13 +120,13 @@ def public_names(module: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if inspect.isclass(value) or inspect.isfunction(value)}
 
 
-@pytest.mark.slow
+@in_release
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_in_the_reference(module: str, site: Site) -> None:
     assert not set(public_names(module)) - {entry.split(".")[-1] for entry in site.entries}
 
 
-@pytest.mark.slow
+@in_release
 @pytest.mark.parametrize("kind", [Trainer, huggingface.Trainer])
 def test_the_reference_has_every_method_of_the_trainers(kind: type, site: Site) -> None:
     prefix = "pytorch_accelerated" if kind is Trainer else "pytorch_accelerated.huggingface"

@@ -56,6 +56,7 @@ def test_train_digits_recognises_97_percent_of_held_out_digits(tmp_path, train_d
     assert (tmp_path / curves).read_bytes().startswith(b"\x89PNG")
 
 
+@in_release  # the next one trains it, too, and tests/processes/test_launching.py has the launchers
 def test_train_mnist_under_accelerate_launch(tmp_path, mnist_root):
     config = tmp_path / "config.yaml"
     config.write_text(
@@ -176,6 +177,7 @@ def test_transformers_model_learns_from_its_own_loss(tmp_path):
     assert _number(r"held-out digits: ([\d.]+)%", output.stdout) > 50
 
 
+@in_release  # resumes are compared at each step in tests/huggingface/test_resume.py
 def test_click_through_rate_resumes_as_if_it_had_never_ended_and_predicts(tmp_path):
     whole = run_example("click_through_rate", "--size", 5000, "--num-epochs", 2, folder=tmp_path)
     parted = ["--size", 5000, "--output-dir", "parted"]

@@ -68,7 +68,7 @@ def test_a_second_run_in_a_folder_is_refused_and_the_first_one_is_none_the_worse
 
 
 def test_runs_killed_while_they_upload_lose_no_state_that_was_there(tmp_path: Path):
-    operations = size(2, 0)
+    operations = size(1, 0)
     with object_storage():
         figures = figures_of("remote_killing.py", operations, SEED, tmp_path, f"s3://{BUCKET}")
     assert figures["kills"] == 2 * (operations or figures["operations"])

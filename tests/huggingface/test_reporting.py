@@ -12,6 +12,7 @@ import pytest
 
 from pytorch_accelerated.huggingface import TrainerCallback
 from pytorch_accelerated.huggingface.trainer_callback import TensorBoardCallback, tag_of
+from tests.chaos.size import in_release
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
 
@@ -119,6 +120,7 @@ print(json.dumps(trainer.state.log_history))
 """
 
 
+@in_release  # tests/callbacks/test_trackers.py has the same for each tracker
 @pytest.mark.processes
 def test_a_failed_and_resumed_run_is_one_run_in_mlflow(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")

@@ -21,7 +21,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ConfigurationError
-from tests.chaos.size import some
+from tests.chaos.size import in_release, some
 from tests.support.ending import kill_with_children
 from tests.support.processes import REPOSITORY, TIME_LIMIT_SECONDS, run_on_ranks, start, start_on_ranks
 from tests.support.states import find_state, read_manifest
@@ -148,8 +148,8 @@ def test_two_hosts_train_together(tmp_path: Path) -> None:
     assert "trained 12 " in trained[0][0]
 
 
+@in_release
 @pytest.mark.processes
-@pytest.mark.slow
 def test_a_run_that_torchrun_restarts_after_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
     script, killed, log = RANKS / "dying.py", tmp_path / "killed", tmp_path / "log"
     whole = run_on_ranks(script, 2, tmp_path / "whole", "never", 0, 0).stdout_of_ranks[0].splitlines()[-1]
