@@ -1,4 +1,8 @@
-"""What a run would do on more processes than there are: computed, because order and shares are functions of numbers."""
+"""What a run would do on more processes than there are: computed, because order and shares are functions of numbers.
+
+Torch's fake process group would count the same messages, but it has to be the group of the process, which may have one,
+and the model would have to be wrapped anew for each number of processes. The tests compare with real groups.
+"""
 
 from __future__ import annotations
 
