@@ -7,6 +7,7 @@ variables of each rank instead of torchrun's, or null), ``logs`` (a folder, for 
 under torchrun, a rank that fails ends the others.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -104,7 +106,12 @@ def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
     random.seed()
     np.random.seed()
     runpy.run_path(str(script), run_name="__main__")
-    raise SystemExit
+    # What Python does at the end of a script, but for tearing down all modules, which would copy them first.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class _Proving:
         self._has_halves = True
         self._fault = ""  # of the very same run, done again
         self._first, began = FirstUpdate(), time.perf_counter()
-        self.reference = self._train(updates, "whole", self._first)
+        self.reference = self._train(updates, self._first, states="whole")
         self._seconds = _SECONDS_OF_CHILD + 20 * (time.perf_counter() - began)
         if not self.reference:
             raise ConfigurationError("The run has no update, so there is nothing to prove. Check the arguments.")
@@ -152,15 +152,20 @@ class _Proving:
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
     def _train(
-        self, last_update: int, states: str, first: FirstUpdate | None = None, state: Path | None = None, **changes: Any
+        self,
+        last_update: int,
+        first: FirstUpdate | None = None,
+        state: Path | None = None,
+        states: str | None = None,
+        **changes: Any,
     ) -> list[UpdateTrace]:
-        """The updates of a run in this process, which leaves nothing behind but its states, in a folder of a name."""
+        """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states."""
         trainer, trace = self._trainer, Trace(last_update, self._outside, first)
-        arguments, saving = {**self._arguments, **changes}, children.Saving(self._folder / states)
+        arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), kept() as before:
             warnings.simplefilter("ignore")
             self._outside.keep(before, trainer)
-            with trained_again(trainer, arguments, state, saving, trace):
+            with trained_again(trainer, arguments, state, *saving, trace):
                 settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
@@ -179,7 +184,7 @@ class _Proving:
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _again(self) -> Check:
-        updates = self._train(self._last, "again")
+        updates = self._train(self._last)
         check = self._compared(updates, "when it was trained again")
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
@@ -191,7 +196,7 @@ class _Proving:
     def _resumed(self) -> Check:
         updates, state = [], self._folder / "whole" / "0"
         for update in range(1, self._last + 1):
-            updates += self._train(update, "resumed", state=state)
+            updates += self._train(update, state=state, states="resumed")
             state = self._folder / "resumed" / str(update)
             if first_parting(self.reference, updates) is not None:
                 break
@@ -212,7 +217,7 @@ class _Proving:
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
-        updates = self._train(self._last, f"workers_{workers}", **changes)
+        updates = self._train(self._last, **changes)
         return self._compared(updates, f"with {workers} workers", unknown)
 
     def _halved(self) -> dict[str, Any]:
@@ -234,7 +239,7 @@ class _Proving:
 
     def _in_halves(self) -> Check:
         steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        (update,) = self._train(1, "halves", cut, **self._halved(), gradient_accumulation_steps=2 * steps)
+        (update,) = self._train(1, cut, **self._halved(), gradient_accumulation_steps=2 * steps)
         self._has_halves = update.batch == self.reference[0].batch
         self._halved()
         return self._compared_to_rounding(cut)
