@@ -7,7 +7,6 @@ variables of each rank instead of torchrun's, or null), ``logs`` (a folder, for 
 under torchrun, a rank that fails ends the others.
 """
 
-import atexit
 import gc
 import importlib
 import json
@@ -18,7 +17,6 @@ import runpy
 import signal
 import socket
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -33,7 +31,7 @@ import torch.distributed.fsdp
 
 import pytorch_accelerated.callbacks
 import pytorch_accelerated.schedulers
-from tests.support.ending import kill_with_children
+from tests.support.ending import end_without_teardown, kill_with_children
 
 SECONDS_TO_END_BY_THEMSELVES = 30  # as torchrun sets them
 PRELOADED = (accelerate, torch, pytorch_accelerated)
@@ -106,12 +104,7 @@ def _fork(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int:
     random.seed()
     np.random.seed()
     runpy.run_path(str(script), run_name="__main__")
-    # What Python does at the end of a script, but for tearing down all modules, which would copy them first.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    return end_without_teardown()
 
 
 if __name__ == "__main__":

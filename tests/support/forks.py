@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.ending import end_without_teardown
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -51,6 +53,8 @@ class Fork:
             work()
         except BaseException as error:
             print(f"{type(error).__name__}: {error}")
+            if isinstance(error, SystemExit) and isinstance(error.code, int):
+                end_without_teardown(error.code)
             raise  # to the top of the script
         sys.stdout.flush()
         os._exit(0)
