@@ -16,14 +16,14 @@ from torch.utils.data import TensorDataset
 from benchmarks.data import CLASSES
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.processes import settle
-from pytorch_accelerated.callbacks import EvaluateBesideCallback, SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated import callbacks
 from pytorch_accelerated.trainer import Trainer
 
 FEATURES, WIDTH, BATCH_SIZE = 256, 1024, 128
 WITHOUT, IN_RUN, BESIDE = "states without evaluation", "evaluated in the run", "evaluated beside the run"
 
 
-class TrainingClock(TrainerCallback):
+class TrainingClock(callbacks.TrainerCallback):
     """Times the run from the end of its first update to that of its last one."""
 
     first = last = 0.0
@@ -55,14 +55,15 @@ def _seconds(way: str, epochs: int, sizes: dict[str, int], place: Path) -> float
     with tempfile.TemporaryDirectory(dir=place) as folder:
         states = Path(folder) / "states"
         clock = TrainingClock()
-        saver = SaveTrainingStateCallback(states, save_every_n_epochs=1)
-        callbacks = [*([EvaluateBesideCallback(states)] if way == BESIDE else []), saver, clock]
+        own: list[Any] = [callbacks.SaveTrainingStateCallback(states, save_every_n_epochs=1), clock]
+        if way == BESIDE:
+            own.insert(0, callbacks.EvaluateBesideCallback(states))
         context = multiprocessing.get_context("forkserver")
         beside = context.Process(target=_evaluate, args=(states, sizes["eval"]))
         if way == BESIDE:
             beside.start()
             time.sleep(5)  # it starts in that time, so that only evaluations remain
-        trainer = Trainer(_model(), nn.CrossEntropyLoss(), None, callbacks=callbacks)
+        trainer = Trainer(_model(), nn.CrossEntropyLoss(), None, callbacks=own)
         trainer.optimizer = torch.optim.Adam(trainer.model.parameters())
         eval_dataset = _data(sizes["eval"]) if way == IN_RUN else None
         trainer.train(_data(sizes["train"]), epochs, eval_dataset, per_device_batch_size=BATCH_SIZE)

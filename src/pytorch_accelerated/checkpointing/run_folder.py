@@ -54,7 +54,7 @@ class FolderLock:
     def acquire(self) -> None:
         """Lock the folder; a `CheckpointError` if another run holds the lock, or the disk fails."""
         if self._folder in _held:
-            raise self._refusal("another run of this process")
+            self._refuse("another run of this process")
         with explained(self._folder):
             make_folders(self._folder)
             while fcntl is not None and not self._try_to_lock():
@@ -88,7 +88,7 @@ class FolderLock:
             owner = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise self._refusal(owner or "another process") from error
+                self._refuse(owner or "another process")
             return True  # a file system without locks
         if is_still_there:
             os.ftruncate(descriptor, 0)
@@ -98,8 +98,8 @@ class FolderLock:
             os.close(descriptor)
         return is_still_there
 
-    def _refusal(self, owner: str) -> CheckpointError:
-        return CheckpointError(
+    def _refuse(self, owner: str) -> None:
+        raise CheckpointError(
             f"{owner} is saving to {self._folder}. Two runs in one folder would replace and delete each other's "
             f"states. Give this one another `{self._argument}`, or end the other one first."
         )

@@ -152,12 +152,7 @@ class _Proving:
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
     def _train(
-        self,
-        last_update: int,
-        first: FirstUpdate | None = None,
-        state: Path | None = None,
-        states: str | None = None,
-        **changes: Any,
+        self, last_update: int, first: FirstUpdate | None = None, *, states: str = "", state: Any = None, **changes: Any
     ) -> list[UpdateTrace]:
         """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states."""
         trainer, trace = self._trainer, Trace(last_update, self._outside, first)
