@@ -40,7 +40,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 class Sleepy(Dataset[Any]):
     """Rows that wait, as for a disk, and have a random part."""
 
-    seconds = 0.005
+    seconds = 0.01
 
     def __len__(self) -> int:
         return SIZE
