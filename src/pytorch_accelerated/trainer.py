@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.evaluation import evaluate_states
+from pytorch_accelerated.callbacks.beside import evaluate_states
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.checkpointing.loading import load_checkpoint, save_checkpoint
 from pytorch_accelerated.facts.context import Context

@@ -42,7 +42,7 @@ def test_killed_runs_lose_no_state_and_end_like_uninterrupted_ones(background: b
     assert figures["deaths around an operation"] >= (wanted - 10 if background else wanted)
 
 
-@in_release  # in tests/callbacks/test_evaluating.py a run dies
+@in_release  # in tests/callbacks/test_beside.py a run dies
 def test_a_run_and_what_evaluates_beside_it_are_killed_and_each_value_is_entered_once(tmp_path: Path):
     kills = 30
     figures = figures_of("beside.py", kills, SEED, tmp_path)

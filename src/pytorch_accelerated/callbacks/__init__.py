@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import (
-    EvaluateBesideCallback,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
@@ -39,6 +38,7 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.beside import EvaluateBesideCallback
     from pytorch_accelerated.callbacks.ray_train import RayTrainCallback, ray_checkpoint
     from pytorch_accelerated.callbacks.search import OptunaCallback
     from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 # Imported when they are used, by the module that has them.
 _LATER = {
+    "EvaluateBesideCallback": "callbacks.beside",
     "LossSpikeCallback": "callbacks.spikes",
     "OptunaCallback": "callbacks.search",
     "RayTrainCallback": "callbacks.ray_train",

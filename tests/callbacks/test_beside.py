@@ -28,7 +28,7 @@ import sys
 from torch import nn
 from pytorch_accelerated import Trainer
 from tests.callbacks.runs import BATCH_SIZE, DATA, noisy_model
-from tests.callbacks.test_evaluating import error
+from tests.callbacks.test_beside import error
 
 trainer = Trainer(noisy_model(seed=9), nn.MSELoss(), None, callbacks=(), metrics={"error": error})
 follow = sys.argv[2] == "follow"
