@@ -16,7 +16,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check docs docs-links bench chaos differential places public-scripts versions notebooks clean
+.PHONY: help demo test tests check docs docs-links bench gpu chaos differential places public-scripts versions notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make docs    the documentation, as a site in docs/_build/html"
 	@echo "make docs-links   asks the network whether the pages that the documentation links to exist"
 	@echo "make bench   the benchmarks"
+	@echo "make gpu     tests and benchmarks that need a GPU, in ten minutes"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
 	@echo "make differential   the same scripts with the reference package and with this one; records and writes what differs"
 	@echo "make places   one script on several processes and hosts, sharded, within Ray; writes a table of what differs"
@@ -55,6 +56,11 @@ docs-links: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	@$(VENV_PYTHON) -m benchmarks
+
+# On a machine that has its own torch: make gpu GPU_PYTHON=python3, which installs nothing.
+gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
+	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m pytest -q -m gpu $(shell grep -rl 'mark.gpu' tests)
+	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m benchmarks.gpu $(GPU_OPTIONS)
 
 chaos: $(VENV)/.dev
 	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \

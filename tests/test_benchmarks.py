@@ -88,3 +88,12 @@ def test_our_scripts_of_common_jobs_do_them(tmp_path):
     titles = [job.title for name, job in JOBS.items() if name in JOBS_IN_TESTS]
     rows = re.findall(r"^\| (.+?) \| \d+ \(\d+\) \|", (tmp_path / "jobs.md").read_text(), flags=re.MULTILINE)
     assert sorted(rows) == sorted(titles)
+
+
+@in_release
+@pytest.mark.processes
+def test_what_is_for_a_gpu_runs_without_one_in_a_small_size(tmp_path: Path) -> None:
+    run_script(RUN.replace('"benchmarks"', '"benchmarks.gpu"'), "--quick", "--output", tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert list(found["results"]) == ["MLP", "saves"]
+    assert found["resume, no"].endswith("the same bits")
