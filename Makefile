@@ -59,7 +59,7 @@ bench: $(VENV)/.bench
 
 # On a machine that has its own torch: make gpu GPU_PYTHON=python3, which installs nothing.
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
-	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m pytest -q -m gpu $(shell grep -rl 'mark.gpu' tests)
+	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m pytest -q -p no:benchmark -m gpu $(shell grep -rl 'mark.gpu' tests)
 	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m benchmarks.gpu $(GPU_OPTIONS)
 
 chaos: $(VENV)/.dev

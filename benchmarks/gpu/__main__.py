@@ -31,7 +31,9 @@ def compare(workload: Workload, mode: str, device: torch.device, repeats: int) -
         stopwatch = Stopwatch(workload, device, forbids_waiting=True)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        weights[name] = [parameter.detach() for parameter in train(workload, mode, device, stopwatch).parameters()]
+        weights[name] = [
+            parameter.detach().cpu() for parameter in train(workload, mode, device, stopwatch).parameters()
+        ]
         peaks[name] = [torch.cuda.max_memory_allocated() / 2**20] if device.type == "cuda" else [0.0]
     pairs = list(zip(*weights.values(), strict=True))
     is_equal = all(torch.equal(raw, ours) for raw, ours in pairs)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
@@ -98,11 +97,9 @@ class Steps(Iterator[Any]):
         self.position = state["position"]
 
 
-class OwnLoader(StatefulDataLoader):  # type: ignore[misc]
-    """An unknown kind of loader that draws from this process's generator when a pass begins."""
-
-
 def stateful(dataset: Any, **kwargs: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader  # few tests need it
+
     return StatefulDataLoader(dataset, **{"batch_size": 2, **kwargs})
 
 

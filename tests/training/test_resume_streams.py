@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
@@ -21,7 +22,6 @@ from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import AugmentedData, SaveAndStop, assert_same
 from tests.support.streaming import (
-    OwnLoader,
     SaveEverywhere,
     Stateless,
     Walk,
@@ -35,6 +35,11 @@ from tests.support.streaming import (
 RANKS = Path(__file__).parents[1] / "ranks"
 # torchdata calls what torch 2.13 wants nobody to call.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+class OwnLoader(StatefulDataLoader):  # type: ignore[misc]
+    """An unknown kind of loader that draws from this process's generator when a pass begins."""
+
 
 SOURCES: dict[str, Callable[[], Any]] = {
     "dataset": Walk,
