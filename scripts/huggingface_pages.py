@@ -46,7 +46,6 @@ _NATIVE = {
     "gradient_accumulation_steps": "`train(gradient_accumulation_steps=1)`",
     "num_train_epochs": "`train(num_epochs=3)`, whole ones",
     "max_steps": "`train(max_num_train_steps=...)`",
-    "auto_find_batch_size": "`train(split_on_oom=True)`, with the same updates",
     "seed": "`set_seed(42)` first, or `Trainer(seed=42)`",
     "data_seed": "`Trainer(seed=42)`",
     "full_determinism": "torch's own settings, in your script",

@@ -538,10 +538,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "few records": {"record_every_n_steps": 2, "gradient_clip_norm": 0.3},
 }
 #: Splitting works on one process.
-NATIVE_ON_ONE: dict[str, dict[str, Any]] = {
-    "split": {"model": Small, "split_on_oom": True},
-    "split, accumulated": {"model": Small, "split_on_oom": True, "gradient_accumulation_steps": 3},
-}
+NATIVE_ON_ONE: dict[str, dict[str, Any]] = {}
 FACE: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation of 3": {"gradient_accumulation_steps": 3},

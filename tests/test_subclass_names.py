@@ -57,7 +57,7 @@ def run_everything(kind: type[Trainer]) -> Trainer:
     """With callbacks that read the run; the result must be that of the trainer's arguments."""
     data = regression_data(12)
     usual, own = make(), make(kind)
-    arguments: dict[str, Any] = {"gradient_clip_norm": 1.0, "nonfinite_policy": "skip", "split_on_oom": True}
+    arguments: dict[str, Any] = {"gradient_clip_norm": 1.0, "nonfinite_policy": "skip"}
     for trainer in (usual, own):
         trainer.train(data, 2, data, per_device_batch_size=4, **arguments)
         trainer.evaluate(data)

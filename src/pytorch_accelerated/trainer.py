@@ -115,7 +115,6 @@ class Trainer(TrainerHooks):
         scheduler_metric: str = "eval_loss_epoch",
         nonfinite_policy: str | None = None,
         max_skipped_updates: int = 10,
-        split_on_oom: bool = False,
         overfit_batches: int | None = None,
         record_every_n_steps: int | None = None,
         detect_anomaly: bool = False,
@@ -165,7 +164,6 @@ class Trainer(TrainerHooks):
                 "rollback": go back to the newest training state of this run, and continue without the update. To check,
                 the run waits for the device once per update.
             max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
-            split_on_oom: compute a batch that does not fit into memory, and all later ones, in parts. For one process.
             overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
                 the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
                 has a bug. Schedules are those of the short epochs; augmentations stay random.
@@ -207,7 +205,6 @@ class Trainer(TrainerHooks):
             scheduler_metric=scheduler_metric,
             nonfinite_policy=nonfinite_policy,
             max_skipped_updates=max_skipped_updates,
-            split_on_oom=split_on_oom,
             overfit_batches=overfit_batches,
             record_every_n_steps=record_every_n_steps,
             detect_anomaly=detect_anomaly,

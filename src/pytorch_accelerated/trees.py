@@ -105,17 +105,6 @@ def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_m
     return function(list(trees))
 
 
-def split_rows(data: Any, sizes: Sequence[int]) -> Iterator[Any]:
-    """Yield views of `data` with `sizes` rows each, which make up all rows. Mappings keep their kind."""
-    parts = (torch.split(tensor, list(sizes)) for tensor in tensors_in(data))
-    for views in map(iter, zip(*parts, strict=True)):
-
-        def next_view(leaf: Any, views: Iterator[torch.Tensor] = views) -> Any:
-            return next(views) if isinstance(leaf, torch.Tensor) else leaf
-
-        yield map_leaves(next_view, data, keep_mappings=True)
-
-
 def would_broadcast(first: Any, second: Any) -> bool:
     """Whether one of them is a column and the other a row of several numbers, of which torch makes a square table."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)) or first.ndim + second.ndim != 3:

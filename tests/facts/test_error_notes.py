@@ -140,7 +140,12 @@ CAUSES: dict[str, Case] = {
     ),
     "a frozen model": (lambda: classifier().requires_grad_(False), CROSS_ENTROPY, DATA, "have `requires_grad=True`"),
     "no tensor": (classifier, lambda *args: F.cross_entropy(*args).item(), DATA, "without `.item()`"),
-    "no room": (classifier, lambda outputs, _: outputs.sum() + torch.empty(10**15).sum(), DATA, "`split_on_oom=True`"),
+    "no room": (
+        classifier,
+        lambda outputs, _: outputs.sum() + torch.empty(10**15).sum(),
+        DATA,
+        "twice the `gradient_accumulation_steps`",
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TerminateOnNaNCallback, TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from tests.support.recording import Rates
 from tests.support.reference import (
     assert_same_parameters,
@@ -91,8 +91,6 @@ for policy in ("skip", "rollback"):
     assert all("the loss of batch" in message and "on rank 1 is" in message for message in messages)
 with warnings_with(""), pytest.raises(NonFiniteLossError, match=r"on rank 1 .* updates 4 to 5 could"):
     train("skip", folder / "limit", max_skipped_updates=1)
-with pytest.raises(ConfigurationError, match="`split_on_oom` is True"):  # what one process alone can do
-    train("skip", folder / "split", split_on_oom=True)
 
 
 # ------------------------------ gradients are exchanged where the model is called as a whole; else the run says so once
@@ -115,23 +113,6 @@ for whole in (False, True):
     assert bool(sums[0] == sums[1]) == whole
     assert len(messages) == (0 if whole or RANK else 1), messages
     assert not trainer.model._forward_pre_hooks
-
-
-# --------------------------------------------- `save_on_exception` says that it has no effect, and an error is an error
-
-
-class Fails(TrainerCallback):
-    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == 2:
-            raise ValueError("broken on every rank")
-
-
-trainer = trainer_of(Fails(), SaveTrainingStateCallback(folder / "failed", save_on_exception=True))
-broken = pytest.raises(ValueError, match="broken on every rank")
-with warnings_with("`save_on_exception` has no effect") as messages, broken:
-    trainer.train(regression_data(24), num_epochs=1, per_device_batch_size=2)
-assert not (folder / "failed" / "final").exists()
-assert len(messages) == (0 if RANK else 1), messages
 
 
 # -------------------------------------------- the schedule is as long as a run of both that ends within an epoch

@@ -89,7 +89,7 @@ def test_a_program_that_ends_in_the_middle_of_a_run_is_not_kept_waiting_by_its_l
     assert run_forked(TRAIN_IN_A_THREAD).stdout == "the program ends\n"
 
 
-@pytest.mark.parametrize("arguments", [{}, {"split_on_oom": True}, {"nonfinite_policy": "skip"}])
+@pytest.mark.parametrize("arguments", [{}, {"nonfinite_policy": "skip"}])
 def test_the_last_batch_is_not_kept_after_a_run(arguments: dict[str, Any]) -> None:
     kept: list[weakref.ref[Any]] = []
 

@@ -124,7 +124,7 @@ class OwnOptimizers(Trainer):
     [
         {},
         {"gradient_clip_norm": 0.1, "gradient_accumulation_steps": 2},
-        {"nonfinite_policy": "skip", "split_on_oom": True},
+        {"nonfinite_policy": "skip"},
     ],
 )
 def test_optimizers_of_a_subclass_need_none_of_the_trainer(arguments: dict[str, Any], tmp_path: Path):

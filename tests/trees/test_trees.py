@@ -16,7 +16,6 @@ from pytorch_accelerated.trees import (
     merged,
     parts_of,
     rebuilt,
-    split_rows,
     tensors_in,
 )
 
@@ -91,13 +90,6 @@ def test_rows_are_counted_and_cut() -> None:
     batch: Any = UserDict(x=torch.arange(6).view(3, 2), more=Pair("text", [torch.arange(3), None]))
     assert count_rows(batch) == 3
     assert len(tensors_in(batch)) == 2
-    first, second = split_rows(batch, [2, 1])
-    assert type(first) is UserDict
-    assert first["x"].tolist() == [[0, 1], [2, 3]]
-    assert second["more"].left == "text"
-    assert second["more"].right[0].tolist() == [2]
-    assert second["more"].right[1] is None
-    assert first["x"].data_ptr() == batch["x"].data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -181,11 +181,6 @@ class SaveTrainingStateCallback(TrainerCallback):
             update; the states are named ``step_<N>``.
         save_on_signal: whether to save ``final`` when SIGTERM, SIGINT or SIGUSR1 ends the run, whatever `save_at_end`
             says.
-        save_on_exception: whether to save ``final`` when an error in your code, or a second Ctrl-C, ends the training:
-            the run as it was after its last complete update, so that it resumes as if nothing had happened. Nothing is
-            saved after an error while an update is applied, or once a loss or parameter is not finite, or with several
-            processes, which cannot all save when one of them fails. Costs a copy of buffers and random generators per
-            update.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
         local_dir: where states are until they are uploaded, if `save_dir` is a URL; the newest stays there. Default: a
@@ -224,7 +219,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         greater_is_better: bool = False,
         save_every_n_minutes: float | None = None,
         save_on_signal: bool = True,
-        save_on_exception: bool = False,
         background: bool = False,
         local_dir: str | Path | None = None,
     ) -> None:
@@ -243,7 +237,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.watch_metric = watch_metric
         self.save_at_end = save_at_end
         self.save_on_signal = save_on_signal
-        self.save_on_exception = save_on_exception
         self.background = background
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

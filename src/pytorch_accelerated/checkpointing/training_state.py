@@ -65,22 +65,20 @@ Difference = list[list[Any]]
 """Entries ``[path, value]``."""
 
 
-def frozen(run: Context, stateful: Iterable[Any], *, everything: bool = True) -> Context:
+def frozen(run: Context, stateful: Iterable[Any]) -> Context:
     """The run as it is now, but for model, optimizer and scheduler. Must be called by all ranks.
 
     Args:
         run: the run.
         stateful: the callbacks whose states may change.
-        everything: also keep the history and the generators, because something else than an update follows.
     """
     stateful = [one for one in stateful if hasattr(one, "state_dict")]
     earlier = KeptStates(
         callbacks={key_of_state(one): copy.deepcopy(one.state_dict()) for one in stateful},
-        history=storable_history(run.history, run.ranks) if everything else None,
-        history_records=len(run.history.records),
+        history=storable_history(run.history, run.ranks),
         recorder=None if run.recorder is None else run.recorder.state_dict(run.state.samples_in_epoch),
         stream=copy.deepcopy(_stream_of(run)),
-        generators=generator_states() if everything else None,
+        generators=generator_states(),
     )
     counts = dataclasses.replace(run.state)
     losses, norms = run.losses.copy(), run.gradient_norms.copy()
@@ -349,13 +347,7 @@ def _callback_states(run: Context) -> dict[str, Any]:
 
 
 def _history_state(run: Context) -> dict[str, Any]:
-    if run.kept is not None and run.kept.history is not None:
-        return run.kept.history
-    state = storable_history(run.history, run.ranks)
-    if run.kept is not None and isinstance(state.get("records"), Mapping):
-        count = len(state["records"]["table"])
-        return with_some_records(state, [index < run.kept.history_records for index in range(count)])
-    return state
+    return storable_history(run.history, run.ranks) if run.kept is None else run.kept.history
 
 
 def _recorder_state(run: Context) -> dict[str, Any] | None:
@@ -399,9 +391,8 @@ def _take_states_of_this_rank(run: Context, parts: dict[str, Any], by_rank: list
 
 def _own_state(run: Context) -> dict[str, Any]:
     """The state that every rank has for itself."""
-    kept = None if run.kept is None else run.kept.generators
     return {
-        "generators": generator_states() if kept is None else kept,
+        "generators": generator_states() if run.kept is None else run.kept.generators,
         "losses": run.losses.state_dict(),
         "gradient_norms": run.gradient_norms.state_dict(),
         "stream": _stream_of(run) if run.kept is None else run.kept.stream,

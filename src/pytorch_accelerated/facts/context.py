@@ -50,19 +50,17 @@ class KeptStates:
 
     Attributes:
         callbacks: those of some callbacks, by state key.
-        history: of the run history; None: as it is now, without later values.
-        history_records: the number of its values.
+        history: of the run history.
         recorder: of the recorder of step records.
         stream: the position in the training stream.
-        generators: the random generators; None: as they are now.
+        generators: of the random generators.
     """
 
     callbacks: dict[str, Any]
-    history: dict[str, Any] | None
-    history_records: int
+    history: dict[str, Any]
     recorder: dict[str, Any] | None
     stream: dict[str, Any] | None
-    generators: dict[str, Any] | None = None
+    generators: dict[str, Any]
 
 
 @dataclasses.dataclass(eq=False, repr=False)

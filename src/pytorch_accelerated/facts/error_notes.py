@@ -28,8 +28,8 @@ _STAGES = {
 }
 # The commonest causes of torch's errors, whose messages are those of torch 2.10 to 2.13; "When it breaks" has more.
 _CAUSES = {
-    r"out of memory|DefaultCPUAllocator": "The batch is too large for the free memory. `split_on_oom=True` computes "
-    "batches in parts that fit, without changing the updates; `auto_find_batch_size` in TrainingArguments halves them.",
+    r"out of memory|DefaultCPUAllocator": "The batch is too large for the free memory. Half of "
+    "`per_device_batch_size` with twice the `gradient_accumulation_steps` makes the same updates.",
     r"Target -?\d+ is out of bounds|smaller than num_classes|t < n_classes|device-side assert": "A label is out of "
     "range: class labels go from 0 to the number of outputs minus 1. On a GPU it may also be an input of an embedding.",
     r"expected target dtype to be Long|expected scalar type Long but found|nll_loss.* not implemented for": "Labels "

@@ -33,7 +33,6 @@ class RunState:
         evaluated_sets: how many of several evaluation sets an unfinished evaluation is done with.
         is_cut: in a saved state, whether a stop or a limit has ended the epoch before its data. The events of its end
             were emitted, but a resumed run goes on within it.
-        rows_that_fit: the most samples that `split_on_oom` computes at once; 0 as long as whole batches fit.
         samples: samples used by finished updates of the run, over all ranks.
         items: what `count_batch_items` has counted in them, such as tokens; 0 without it.
     """
@@ -48,7 +47,6 @@ class RunState:
     is_evaluation_due: bool = False
     evaluated_sets: int = 0
     is_cut: bool = False
-    rows_that_fit: int = 0
     samples: int = 0
     items: int = 0
 
@@ -81,7 +79,7 @@ class RunState:
     def state_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON. `totals` has the others."""
         state = {**dataclasses.asdict(self), "phase": self.phase.value}
-        for name in ("evaluated_sets", "is_cut", "rows_that_fit"):
+        for name in ("evaluated_sets", "is_cut"):
             if not state[name]:
                 del state[name]  # older versions do not know it
         return {name: value for name, value in state.items() if name not in self.totals}
@@ -94,4 +92,5 @@ class RunState:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], totals: dict[str, int] | None = None) -> RunState:
         """The inverse of `state_dict` and `totals`, which older states lack."""
-        return cls(**{**state, **(totals or {}), "phase": RunPhase(state["phase"])})
+        known = {field.name: state[field.name] for field in dataclasses.fields(cls) if field.name in state}
+        return cls(**{**known, **(totals or {}), "phase": RunPhase(state["phase"])})

@@ -43,7 +43,6 @@ class TrainSettings:
     scheduler_metric: str = "eval_loss_epoch"
     nonfinite_policy: str | None = None
     max_skipped_updates: int = 10
-    split_on_oom: bool = False
     overfit_batches: int | None = None
     record_every_n_steps: int | None = None
     detect_anomaly: bool = False

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.checkpointing.weights import are_finite
-from pytorch_accelerated.compat.torch import stored_values
+from pytorch_accelerated.compat.torch import stored_values, tensor_stores
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.models.held import held_parts
+from pytorch_accelerated.models.kept import Kept
 from pytorch_accelerated.models.numerics import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.models.sharding import own_part
 from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.steps.safe_points import UndoneStep
 from pytorch_accelerated.steps.step import Call, Step
 from pytorch_accelerated.tracking.loss import LossTracker
 
@@ -66,11 +68,6 @@ class FiniteLossTracker(LossTracker):
         counts = isinstance(batch_size, torch.Tensor) or batch_size != 0
         self.of_update.append(self._pending_losses[-1] if counts else 0.0)
 
-    def replace(self, later: int, loss: torch.Tensor) -> None:
-        """Correct the loss of a batch."""
-        super().replace(later, loss)
-        self.of_update[-1 - later] = loss.detach()
-
 
 class AnomalyStep(Step):
     """A step with torch's anomaly detection: the first NaN in a backward pass is an error."""
@@ -81,12 +78,57 @@ class AnomalyStep(Step):
             super().update(update)
 
 
-class GuardedStep(UndoneStep):
-    """A step that undoes an update whose losses or gradients are not finite."""
+class Beginnings:
+    """Keeps what updates change before they are applied: gradients, buffers and generators, but not the parameters.
+
+    Args:
+        context: of the run, whose model is prepared.
+    """
+
+    def __init__(self, context: Context) -> None:
+        holder = context.holder
+        roots = [part for part in (context.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
+        modules = list({id(module): module for root in roots for module in root.modules()}.values())
+        self._stores = [tensor_stores(module) for module in modules]
+        found = [value for each in (holder, *modules) for value in vars(each).values()]
+        self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
+
+    def kept(self, parameters: Iterable[torch.Tensor]) -> Kept:
+        """What an update begins with.
+
+        Args:
+            parameters: of the optimizer.
+        """
+        of_modules = (each for store, _ in self._stores for each in store.values() if each is not None)
+        everything = {id(each): each for each in (*of_modules, *parameters)}
+        kept = Kept()
+        kept.generators()
+        for generator in self._own_generators:
+            kept.call(generator.set_state, generator.get_state())
+        kept.gradients(list(everything.values()))
+        kept.tensors(
+            buffer
+            for _, store in self._stores
+            for buffer in store.values()
+            # Tensors whose elements share memory cannot be written to.
+            if buffer is not None
+            and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        )
+        return kept
+
+
+class GuardedStep(Step):
+    """A step that undoes an update whose losses or gradients are not finite.
+
+    Attributes:
+        before_update: what the current update began with.
+    """
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
         assert isinstance(context.losses, FiniteLossTracker)
+        self._beginnings = Beginnings(context)
+        self.before_update = Kept()
         self._losses = context.losses
         # Updates that could not be applied, by the number of updates before them.
         self._left_out: set[int] = set()
@@ -97,7 +139,13 @@ class GuardedStep(UndoneStep):
             self._pass_over(update)
             return
         self._losses.of_update.clear()
+        self.before_update = self._beginnings.kept(self.parameters())
         super().update(update)
+
+    def release(self) -> None:
+        """Drop what the last update began with, too."""
+        super().release()
+        self.before_update = Kept()
 
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Apply the gradients if they are finite. Waits for the device once. Must be called by all ranks.

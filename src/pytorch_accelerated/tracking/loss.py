@@ -59,16 +59,6 @@ class LossTracker:
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
-    def replace(self, later: int, loss: torch.Tensor) -> None:
-        """Correct the loss of a batch, unless it has been read already.
-
-        Args:
-            later: batches that came after it.
-            loss: the right one.
-        """
-        if later < len(self._pending_losses):
-            self._pending_losses[-1 - later] = loss.detach()
-
     def end_part(self) -> None:
         """End a part after the latest loss."""
         self._part_ends.append(self.batches_read + len(self._pending_losses))

@@ -104,7 +104,7 @@ def check_training(
         check_optimizer_of(context)
     if isinstance(settings.gradient_clip_norm, Mapping):
         values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
-    _refuse_what_cannot_be_undone(context, settings, has_own_passes=has_own_passes)
+    _refuse_what_cannot_be_undone(context, settings)
     num_passes = settings.num_epochs if settings.limit is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
@@ -112,23 +112,15 @@ def check_training(
         check_eval_dataset(eval_dataset, num_passes=num_passes)
 
 
-def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings, *, has_own_passes: bool) -> None:
-    """Reject a run whose `nonfinite_policy` could not be honoured, or whose batches cannot be split without memory."""
-    name, reason = "nonfinite_policy", None
-    kind, is_whole = context.accelerator.distributed_type.value, is_replicated(context.accelerator)
-    has_states = any(saver.policy != SavePolicy() for saver in savers_among(context.callbacks))
-    if settings.nonfinite_policy is not None and not is_whole:
-        reason = f"{kind} shards gradients: use one process or DDP"
-    elif settings.nonfinite_policy == "rollback" and not has_states:
+def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings) -> None:
+    """Reject a run whose `nonfinite_policy` could not be honoured."""
+    policy, reason = settings.nonfinite_policy, None
+    if policy is not None and not is_replicated(context.accelerator):
+        reason = f"{context.accelerator.distributed_type.value} shards gradients: use one process or DDP"
+    elif policy == "rollback" and all(saver.policy == SavePolicy() for saver in savers_among(context.callbacks)):
         reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
-    elif settings.split_on_oom:
-        name = "split_on_oom"
-        if context.ranks.count > 1 or not is_whole:
-            reason = "the other ranks would wait for the one that begins again: use smaller batches"
-        elif has_own_passes:
-            reason = "`_perform_forward_and_backward_passes` is overridden: override other hooks"
     if reason is not None:
-        raise ConfigurationError(f"`{name}` is {getattr(settings, name)!r}, but {reason}, or leave `{name}` out.")
+        raise ConfigurationError(f"`nonfinite_policy` is {policy!r}, but {reason}, or leave `nonfinite_policy` out.")
 
 
 def check_evaluation(context: Context, dataset: Any) -> None:

@@ -24,16 +24,12 @@ class LossReports:
 
     # ---------------------------------------------------------------------------------------------------- step records
 
-    def add_records(self) -> bool:
-        """Add the step records that have ended to the history. Returns whether there were any."""
-        recorder = self._context.recorder
-        if recorder is None or not recorder.is_pending:
-            return False
-        return recorder.complete(self._context.ranks.exchange_numbers(recorder.measurements()))
-
     def complete_records(self) -> None:
         """Add the step records that have ended to the history, and tell the callbacks."""
-        if self.add_records():
+        recorder = self._context.recorder
+        if recorder is None or not recorder.is_pending:
+            return
+        if recorder.complete(self._context.ranks.exchange_numbers(recorder.measurements())):
             self._context.emitter.emit("on_step_records")
 
     def mark_rest(self) -> None:

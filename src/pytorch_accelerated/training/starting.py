@@ -10,7 +10,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 
-from pytorch_accelerated.checkpointing.training_state import save_run
 from pytorch_accelerated.data.adapting import close_loader
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.context import Context
@@ -19,7 +18,6 @@ from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.models.preparation import OptimizerMode
 from pytorch_accelerated.processes.ranks import UnevenRanks, is_lost_contact, lost_peer_error
 from pytorch_accelerated.progress.text import show
-from pytorch_accelerated.steps.guarded import savers_among
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochClock
 from pytorch_accelerated.training.evaluation_sets import EvaluationSets
@@ -88,7 +86,6 @@ def at_work(context: Context) -> Iterator[Context]:
             if isinstance(exception, Exception):
                 updates = context.state.updates
                 add_place(exception, f"epoch {context.history.current_epoch}, after {updates} updates of the run")
-            _save_after(context, exception)
             show_note(exception)
             error = _explained(context, exception)
             _tell_of(context, error)
@@ -135,35 +132,6 @@ def _release(context: Context) -> None:
         context.release_model()
     else:
         context.training.release()
-
-
-def _save_after(context: Context, exception: BaseException) -> None:
-    """Save the run as it was at its last safe point, where callbacks want that."""
-    training = context.training
-    point = None if training is None else training.safe_point
-    savers = [each for each in savers_among(context.callbacks) if each.save_on_exception]
-    if point is None or not savers or not point.has_progress:
-        return
-    training.safe_point = None
-    name = type(exception).__name__
-    try:
-        run = point.go_back()
-        if run is None:
-            context.print(f"No training state was saved after this {name}: it came while an update was being applied.")
-            return
-        context.saves.finish()
-        context.states.check_finite()
-        if run.kept is not None and run.kept.history is None:
-            context.reports.add_records()  # those that had ended, to the history that the state will have
-        run.losses.take_parts()
-        run.gradient_norms.take_parts()
-        for saver in savers:
-            folder = saver.folder / "final"
-            save_run(run, folder, {})
-            context.saves.add(folder, run.history, run.state)
-            context.print(f"Saved the run as it was {run.state.position}, before this {name}. Resume it from {folder}")
-    except BaseException as error:  # also an interrupt: the run ends anyway
-        context.print(f"No training state could be saved after this {name}: {type(error).__name__}: {error}")
 
 
 def _explained(context: Context, exception: BaseException) -> BaseException:

@@ -18,9 +18,8 @@ from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, S
 from pytorch_accelerated.facts.context import Context
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.steps.guarded import FiniteLossTracker
-from pytorch_accelerated.steps.safe_points import SafePoint
 from pytorch_accelerated.steps.step import Step
-from pytorch_accelerated.steps.variants import make_safe_point, make_step
+from pytorch_accelerated.steps.variants import make_step
 from pytorch_accelerated.tracking.loss import LossTracker
 from pytorch_accelerated.tracking.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.training.hooks import own_hooks
@@ -44,7 +43,6 @@ class Training:
     Attributes:
         requests: requested evaluations and saves.
         step: computes updates; it exists as soon as the run is prepared.
-        safe_point: the last one, if the run is saved when an error ends it.
         further_passes: training passes besides the first one of each epoch, in loops of the user's own.
         all_agree_after_each_update: whether there are several ranks, of which any may ask to stop within each update.
     """
@@ -58,7 +56,6 @@ class Training:
         self.context = context
         self.requests = Requests(self.evaluate_as_requested, self.write_state)
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
-        self.safe_point: SafePoint | None = None
         self.further_passes = 0
         self.all_agree_after_each_update = False
         self._updates_between_looks = UPDATES_BETWEEN_READINGS
@@ -73,9 +70,8 @@ class Training:
             steps_scheduler: whether the scheduler steps after each update.
         """
         context = self.context
-        self.safe_point = make_safe_point(context)
-        own, is_noted = own_hooks(context.trainer, _OWN_PARTS), self.safe_point is not None
-        self.step = make_step(context, self.kind_of_step, own, steps_scheduler=steps_scheduler, is_noted=is_noted)
+        own = own_hooks(context.trainer, _OWN_PARTS)
+        self.step = make_step(context, self.kind_of_step, own, steps_scheduler=steps_scheduler)
         if self.has_step_records:
             updates = None if context.config is None else context.config.max_num_train_steps
             every = context.settings.record_every_n_steps
@@ -116,8 +112,6 @@ class Training:
         """
         context, requests = self.context, self.requests
         requests.evaluation = requests.defers_saves = False
-        if self.safe_point is not None:
-            self.safe_point.leave()  # what follows may load other weights
         if failure is not None:
             requests.forget()
         states = [folder for folder, *_ in requests.states]
@@ -143,16 +137,9 @@ class Training:
     def close_part(self, phase: RunPhase) -> None:
         """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
         self.context.state.phase = phase
-        self.note_safe_point()
         self.context.stopping.end_startup()  # here, too, for loops of the user's own
         self.requests.act(self.context.state)
         self.context.stopping.stop_if_asked()
-
-    def note_safe_point(self) -> None:
-        """Keep what the run is like now, if it is saved when an error ends it. For moments besides those of updates."""
-        if self.safe_point is not None:
-            self.context.reports.complete_records()
-            self.safe_point.note(self.context.states.contents(), everything=True)
 
     # ------------------------------------------------------------------------------------------------ parts of an epoch
 
@@ -213,8 +200,7 @@ class Training:
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=context.count_items
         )
-        updates = updates if context.settings.limit is None else self._up_to_limit(updates)
-        return updates if self.safe_point is None else self._noted(updates, self.safe_point)
+        return updates if context.settings.limit is None else self._up_to_limit(updates)
 
     def _up_to_limit(self, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates until the run is at its limit."""
@@ -224,17 +210,6 @@ class Training:
                     "`max_tokens` was given, but nothing counts the tokens of a batch. Override `count_batch_items` in "
                     "a subclass, which returns those that count in its loss, or give `max_samples`."
                 )
-            yield update
-
-    def _noted(self, updates: Iterator[Update], safe_point: SafePoint) -> Iterator[Update]:
-        """The updates; the moment before each is fetched is a safe point."""
-        safe_point.look()  # callbacks may have replaced some
-        while True:
-            safe_point.note(self.context, everything=False)
-            update = next(updates, None)
-            if update is None:
-                self.note_safe_point()
-                return
             yield update
 
     def act_at_safe_point(self) -> None:
@@ -321,15 +296,11 @@ class Training:
             raise ConfigurationError(
                 "An evaluation was requested, but there is no evaluation dataset. Pass `eval_dataset` to `train`."
             )
-        self.note_safe_point()
         self.evaluate(is_intermediate=True)
 
     def evaluate(self, **kwargs: Any) -> None:
         """Evaluate each set, with `kwargs` for the trainer's `_run_eval_epoch`."""
         self.context.evaluation_sets.evaluate(**kwargs)
-        if self.safe_point is not None:
-            # What comes of the evaluation, such as a step of the scheduler, belongs to it.
-            self.safe_point.leave()
 
     def write_state(self, folder: Any, extra: dict[str, Any], background: bool) -> None:
         """Write a training state that was requested."""

@@ -19,9 +19,16 @@ from pytorch_accelerated.huggingface.trainer_utils import output_dir_of, sort_ch
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.models.kept import Kept
 from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.steps.splitting import is_out_of_memory
 
 Result = TypeVar("Result")
+
+# Libraries also raise a plain RuntimeError when memory has run out, and kernels a class of CUDA's.
+_WORDS_OF_OUT_OF_MEMORY = (
+    "out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +89,7 @@ def with_batches_that_fit(
         try:
             return run(batch_size)
         except RuntimeError as error:
-            if batch_size == 1 or not is_out_of_memory(error):
+            if batch_size == 1 or not any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY):
                 raise
         # Here the traceback of the error no longer holds the tensors of the failed attempt.
         before.restore()
