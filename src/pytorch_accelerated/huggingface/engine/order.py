@@ -89,7 +89,7 @@ def with_batches_that_fit(
         try:
             return run(batch_size)
         except RuntimeError as error:
-            if batch_size == 1 or not any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY):
+            if batch_size == 1 or not _is_out_of_memory(error):
                 raise
         # Here the traceback of the error no longer holds the tensors of the failed attempt.
         before.restore()
@@ -101,3 +101,7 @@ def with_batches_that_fit(
             "(`auto_find_batch_size`). To avoid the failed attempt, set `per_device_train_batch_size`."
         )
         batch_size //= 2
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY)
