@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import json
 import math
+import pickle
 import random
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from tests.huggingface.runs import (
     without_native_parts,
     without_speed,
 )
+from tests.support.processes import run_forked
 from tests.support.resuming import assert_same
 
 
@@ -427,6 +430,70 @@ def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: P
         trainer.train(resume_from_checkpoint=str(folder))
     assert not (tmp_path / "executed").exists()
     torch.testing.assert_close(trainer.model.state_dict(), weights_before, rtol=0, atol=0)
+
+
+def pickled(value: Any) -> bytes:
+    """What pickle writes for `value`; a `list` beginning with a function's name is a call, and with a state after it."""
+    if isinstance(value, list):
+        name, arguments, *states = value
+        built = (pickled(state) + pickle.BUILD for state in states)
+        return b"".join([b"c", name.replace(" ", "\n").encode(), b"\n", pickled(arguments), pickle.REDUCE, *built])
+    if isinstance(value, tuple):
+        return b"".join([pickle.MARK, *map(pickled, value), pickle.TUPLE])
+    if isinstance(value, type):
+        return f"c{value.__module__}\n{value.__name__}\n".encode()
+    if isinstance(value, bytes):
+        return pickled(["_codecs encode", (value.decode("latin-1"), "latin-1")])
+    return pickle.dumps(value, 2)[2:-1]
+
+
+POINTERS = b"A" * 8 * 624
+EMPTY = "numpy._core.multiarray _reconstruct", (np.ndarray, (0,), b"b")
+OF_OBJECTS = ["numpy dtype", ("O8", False, True)]
+FORGED: dict[str, Any] = {
+    "an array made of a buffer": ["numpy ndarray", ((624,), "O", POINTERS)],
+    "objects as bytes": [*EMPTY, (1, (624,), OF_OBJECTS, False, POINTERS)],
+    "a type that says it has none": [
+        *EMPTY, (1, (624,), [*OF_OBJECTS, (3, "|", None, None, None, -1, -1, 0)], False, POINTERS)
+    ],
+    "numbers with a field of objects": [
+        "numpy ndarray",
+        ((624,), ["numpy dtype", ("u8", False, True), (3, "|", None, ("a",), {"a": 0}, 8, 8, 0)], POINTERS),
+    ],
+    "a memory of other size": ["numpy ndarray", ((2**40,), "u4", b"A" * 8, 0, (0,))],
+}  # fmt: skip
+
+
+READS = """
+import sys, pathlib
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.huggingface.checkpoints.restoring import read_generator_states
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pth")):
+    try:
+        print(read_generator_states(path)["numpy"][1].sum().item(), flush=True)
+    except InvalidCheckpointError:
+        print("refused", flush=True)
+"""
+
+
+def test_arrays_of_forged_pointers_are_refused_and_do_not_end_the_interpreter(tmp_path: Path) -> None:
+    """In another process, since it may crash."""
+    genuine = np.arange(624, dtype=np.uint32)
+    for number, forged in enumerate([*FORGED.values(), None]):
+        state = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+        torch.save({**state, "numpy": ("MT19937", genuine, 624, 0, 0.0)}, path := tmp_path / f"{number}.pth")
+        if forged is None:
+            continue
+        with zipfile.ZipFile(path) as archive:
+            records = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in records.items():
+                if name.endswith("/data.pkl"):
+                    added = pickled("numpy") + pickled(("MT19937", forged, 624, 0, 0.0)) + pickle.SETITEM
+                    data = data[: -len(pickle.STOP)] + added + pickle.STOP
+                archive.writestr(name, data)
+    lines = run_forked(READS, tmp_path).stdout.split()
+    assert lines == ["refused"] * len(FORGED) + [str(sum(range(624)))]
 
 
 @pytest.mark.parametrize(

@@ -204,15 +204,41 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     return states
 
 
-# What an array of numpy is pickled as; older versions had another name for the module.
-_RECONSTRUCT = np.zeros(1, np.uint32).__reduce__()[0]
-_OF_ARRAYS: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
-_OF_ARRAYS += [(_RECONSTRUCT, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+class _PlainType:
+    """Stands for a dtype of numpy in a file of others: plain numbers only."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        self.dtype = np.dtype(str(code))
+        if self.dtype.kind not in "biuf":
+            raise ValueError(f"an array of {self.dtype}")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _PlainArray:
+    """Stands for an array of numpy in a file of others.
+
+    Numpy's own functions trust what they are given: an array of objects made of raw bytes has forged pointers.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        self.values = np.empty(0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, _, data = state
+        self.values = np.frombuffer(data, kind.dtype).reshape(shape)
+
+
+# Older versions of numpy had another name for the module.
+_OF_ARRAYS: list[Any] = [(_PlainArray, "numpy.ndarray"), (_PlainType, "numpy.dtype")]
+_OF_ARRAYS += [(_PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
 
 
 def _native(known: dict[str, Any]) -> dict[str, Any]:
     algorithm, keys, *rest = known["numpy"]
-    numpy_state = [algorithm, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest]
+    values = keys.values if isinstance(keys, _PlainArray) else keys
+    numpy_state = [algorithm, torch.from_numpy(np.array(values, dtype=np.int64)), *rest]
     states = {"torch": known["cpu"], "numpy": numpy_state, "random": known["python"]}
     if "cuda" in known and torch.cuda.is_available():
         states["cuda"] = known["cuda"]
