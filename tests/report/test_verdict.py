@@ -1,6 +1,7 @@
 """Runs are ranked, and two configurations are judged by the same seeds: `runs`, and `compare --seeds`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,9 @@ def test_runs_without_a_result_or_a_seed_are_left_out_by_name(tmp_path: Path, as
     write_run(tmp_path / "a" / "x_running.html", 0.9, 1, "running")
     write_run(tmp_path / "b" / "no_seed.html", 0.9, None)
     write_run(tmp_path / "b" / "no_value.html", None, 7)
+    write_run(tmp_path / "a" / "of_both.html", 0.5, 4)
+    best = {"name": METRIC, "value": math.inf, "epoch": 2, "update": 20, "greater_is_better": True}
+    write_result(tmp_path / "b" / "infinite", config={"seed": 4}, best=best)
     (tmp_path / "b" / "broken.html").write_text('<script id="run-data" type="application/json">{</script>')
     found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds")
     assert [pair["seed"] for pair in found["pairs"]] == ["1", "2", "3"]
@@ -225,9 +229,10 @@ def test_runs_without_a_result_or_a_seed_are_left_out_by_name(tmp_path: Path, as
     assert f"{tmp_path / 'a' / 'x_failed.html'}: failed, ValueError: no" in left_out
     assert f"{tmp_path / 'a' / 'x_running.html'}: running\n" in left_out
     assert f"{tmp_path / 'b' / 'no_seed.html'}: its page or result.json has no seed" in left_out
-    assert f"{tmp_path / 'b' / 'no_value.html'}: no value of 'eval_accuracy'" in left_out
+    assert f"{tmp_path / 'b' / 'no_value.html'}: no finite value of 'eval_accuracy'" in left_out
     assert f"{tmp_path / 'b' / 'broken.html'}: unreadable, " in left_out
-    assert len(found["left_out"]) == 5
+    assert f"{tmp_path / 'b' / 'infinite'}: no finite value of 'eval_accuracy'" in left_out
+    assert len(found["left_out"]) == 7
 
 
 SEED_MISTAKES = {

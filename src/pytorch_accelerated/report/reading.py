@@ -211,9 +211,9 @@ def main_metric(runs: Sequence[RunContents], wanted: str | None = None) -> str:
 
 
 def best_of(run: RunContents, metric: str) -> dict[str, Any] | None:
-    """The best value of a metric in a run, with its place; None without one."""
-    found = (best for best in run.best if best["name"] == metric)
-    return next((best for best in found if isinstance(best["value"], (int, float))), None)
+    """The best value of a metric in a run, with its place; None without a finite one."""
+    found = (best for best in run.best if best["name"] == metric and isinstance(best["value"], (int, float)))
+    return next((best for best in found if math.isfinite(best["value"])), None)
 
 
 def best_first(runs: Sequence[RunContents], metric: str) -> list[RunContents]:
@@ -241,7 +241,7 @@ def values_by_seed(runs: Sequence[RunContents], metric: str) -> tuple[dict[str, 
         elif seed is None:
             left_out.append(f"{run.source}: its page or result.json has no seed. Give one: Trainer(..., seed=1)")
         elif best is None:
-            left_out.append(f"{run.source}: no value of {metric!r}")
+            left_out.append(f"{run.source}: no finite value of {metric!r}")
         elif str(seed) in values:
             raise ConfigurationError(
                 f"{run.source} is the second run with seed {seed}. Keep one of each in its folder."
