@@ -1,5 +1,6 @@
 """The best model is found, saved and loaded; training states appear, and stay, as long as they should."""
 
+import dataclasses
 import math
 import warnings
 from pathlib import Path
@@ -16,8 +17,9 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.checkpointing.layout import dump_manifest
 from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.checkpointing.verify import read_manifest, verify
 from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     NonFiniteLossError,
@@ -263,6 +265,27 @@ def test_the_best_states_are_kept(scores: list[float], arguments: dict[str, Any]
     arguments = {"save_every_n_epochs": 1, "save_at_end": False, "watch_metric": "score", **arguments}
     fit(a_trainer(Score(scores), SaveTrainingStateCallback(**arguments)), num_epochs=4)
     assert states_in() == expected
+
+
+def without_metrics(state: Path) -> None:
+    """As version 1.0 wrote it."""
+    manifest = read_manifest(state)
+    facts = {name: fact for name, fact in manifest.facts.items() if name != "metrics"}
+    (state / "manifest.json").write_bytes(dump_manifest(dataclasses.replace(manifest, facts=facts)))
+
+
+@pytest.mark.parametrize("change", [lambda state: (state / "run.safetensors").unlink(), without_metrics])
+def test_states_are_judged_by_their_manifests_and_those_of_before_by_their_histories(change: Any) -> None:
+    class Change(TrainerCallback):
+        def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+            for state in set(Path("training_states").glob("epoch_*")) - changed:
+                change(state)
+                changed.add(state)
+
+    changed: set[Path] = set()
+    saver = SaveTrainingStateCallback(save_every_n_epochs=1, save_at_end=False, watch_metric="score", keep_best=2)
+    fit(a_trainer(Score([2, 1, 4, 3, 5]), saver, Change()), num_epochs=5)
+    assert {state.name for state in Path("training_states").glob("epoch_*")} == {"epoch_1", "epoch_2", "epoch_5"}
 
 
 def test_folders_with_other_names_are_left_alone() -> None:

@@ -98,8 +98,11 @@ def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str |
     judged: dict[Path, float | None] = {}
     seen = set()
     for folder, manifest in states:
-        updates = manifest.facts["updates"]
-        value = None if metric_name is None else _value_in(folder, metric_name, updates)
+        updates, metrics = manifest.facts["updates"], manifest.facts.get("metrics")
+        if metric_name is None or metrics is not None:
+            value = None if metrics is None else metrics.get(metric_name)
+        else:  # states of version 1.0 don't have this fact
+            value = _value_in(folder, metric_name, updates)
         judged[folder] = None if (updates, value) in seen else value
         seen.add((updates, value))
     return judged

@@ -278,10 +278,11 @@ class Uploads:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 
     def _contents(self, read: Callable[[str], bytes], name: str) -> dict[str, bytes]:
-        """The manifest of the state `name`, and the files with its history if that is needed."""
+        """The manifest of the state `name`, and the files with its history if that is needed to judge it."""
         data = read(f"{name}/{MANIFEST_NAME}")
-        files = {entry.name for entry in parse_manifest(data, what="A manifest").files}
-        wanted = files.intersection(_FILES_OF_HISTORY if self._metric_name is not None else ())
+        manifest = parse_manifest(data, what="A manifest")
+        needs_history = self._metric_name is not None and "metrics" not in manifest.facts
+        wanted = {entry.name for entry in manifest.files}.intersection(_FILES_OF_HISTORY if needs_history else ())
         return {**{file: read(f"{name}/{file}") for file in wanted}, MANIFEST_NAME: data}
 
     def _keep(self, name: str, contents: dict[str, bytes]) -> None:

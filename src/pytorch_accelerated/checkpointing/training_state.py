@@ -119,7 +119,11 @@ def save_run(
     held_now = held_parts(run.holder)
     held = held_states(held_now, warns=ranks.is_first)
     everyones = ranks.exchange({**_own_state(run), **_own_differences(run, callbacks, held)})
+    latest = filter(None, map(run.history.latest_record, run.history.get_metric_names()))
     facts = {
+        "metrics": {
+            each.name: each.value for each in latest if each.is_scalar and each.update == run.history.updates_done
+        },
         "updates": run.state.updates,
         "epochs": run.state.epochs,
         "samples_in_epoch": 0 if run.state.phase is RunPhase.EPOCH_CLOSED else run.state.samples_in_epoch,
