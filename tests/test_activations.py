@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.activations import checkpoint_activations
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.extras.activations import checkpoint_activations
 
 INPUTS = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
 ROWS = (INPUTS, INPUTS.sum(1, keepdim=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated.proving.factory import make_run
+from pytorch_accelerated.extras.proving.factory import make_run
 from tests.chaos.size import in_release
 from tests.report.test_verdict import write_result, write_runs
 from tests.support.processes import REPOSITORY

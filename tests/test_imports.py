@@ -168,7 +168,7 @@ def rank_of(name: str) -> int | None:
 
 def test_the_trainer_has_few_private_names() -> None:
     """Each is one that a subclass of a user can't have."""
-    files = [SOURCE / PACKAGE / file for file in ("trainer.py", "training/hooks.py")]
+    files = [SOURCE / PACKAGE / file for file in ("trainer.py", "loop/hooks.py")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     named = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     named |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"}
@@ -179,16 +179,16 @@ def test_the_trainer_has_few_private_names() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "complaint"),
     [
-        ("seeding.py", "def late():\n    from .trainer import Trainer", "trainer, which does not stand above"),
-        ("seeding.py", "from pytorch_accelerated.data.order import E", "in a circle"),
-        ("errors.py", "from pytorch_accelerated.seeding import E", "seeding, which does not stand above"),
+        ("facts/seeding.py", "def late():\n    from .trainer import Trainer", "trainer, which does not stand above"),
+        ("facts/seeding.py", "from pytorch_accelerated.data.order import E", "in a circle"),
+        ("errors.py", "from pytorch_accelerated.facts.seeding import E", "seeding, which does not stand above"),
         ("trainer.py", "from pytorch_accelerated import Trainer", "through pytorch_accelerated, which is for users"),
         ("callbacks/base.py", "import accelerate.utils", "imports accelerate"),
         ("telemetry.py", "", "telemetry is in no room: add it to the table"),
-        ("report/callback.py", "from pytorch_accelerated.data.order import E", "which is not public"),
-        ("trainer.py", "from pytorch_accelerated.report import page", "which can be taken away"),
-        ("trainer.py", "def show():\n    from pytorch_accelerated.report import page", None),
-        ("report/callback.py", "from pytorch_accelerated.callbacks import Event", None),
+        ("extras/report/callback.py", "from pytorch_accelerated.data.order import E", "which is not public"),
+        ("trainer.py", "from pytorch_accelerated.extras.report import page", "which can be taken away"),
+        ("trainer.py", "def show():\n    from pytorch_accelerated.extras.report import page", None),
+        ("extras/report/callback.py", "from pytorch_accelerated.callbacks import Event", None),
         ("callbacks/base.py", "if TYPE_CHECKING:\n    from pytorch_accelerated.trainer import Trainer", None),
         ("callbacks/__init__.py", "from pytorch_accelerated.callbacks.base import Event", None),
     ],
@@ -197,7 +197,11 @@ def test_a_broken_rule_is_found(file: str, code: str, complaint: str | None, tmp
     modules = ["__init__", "seeding", "utils", "trainer", "data/__init__", "data/order", "callbacks/__init__"]
     modules += ["report/__init__", "report/page"]
     written = {f"{name}.py": "" for name in [*modules, "callbacks/base"]}
-    written |= {"data/order.py": "from pytorch_accelerated.seeding import mixed_seed", "errors.py": "", file: code}
+    written |= {
+        "data/order.py": "from pytorch_accelerated.facts.seeding import mixed_seed",
+        "errors.py": "",
+        file: code,
+    }
     for name, text in written.items():
         path = tmp_path / PACKAGE / name
         path.parent.mkdir(parents=True, exist_ok=True)

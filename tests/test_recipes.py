@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback, UnfreezeCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.recipes import cross_validate, fine_tune
+from pytorch_accelerated.extras.recipes import cross_validate, fine_tune
 from tests.support.processes import REPOSITORY, run_on_ranks
 from tests.support.stages import trained_in_stages
 

@@ -13,11 +13,11 @@ CALLS = {"__import__", "compile", "eval", "exec"}  # by their bare names; `model
 ATTRIBUTES = {"torch.load", "np.load", "numpy.load", "importlib.import_module", "import_module", "pydoc.locate"}
 KEYWORDS = {"allow_pickle", "pickle_module"}
 ALLOWED = {
-    ("optional.py", "importlib.import_module"),  # of a name that stands in our code, see below
-    ("proving/factory.py", "importlib.import_module"),  # the user's script, named on the command line
+    ("facts/optional.py", "importlib.import_module"),  # of a name that stands in our code, see below
+    ("extras/proving/factory.py", "importlib.import_module"),  # the user's script, named on the command line
     # What a process sends to children of its own, in a folder that only its user can enter; and the script it runs.
-    ("proving/children.py", "pickle"),
-    ("proving/children.py", "runpy"),
+    ("extras/proving/children.py", "pickle"),
+    ("extras/proving/children.py", "runpy"),
 }
 
 

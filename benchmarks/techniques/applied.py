@@ -19,8 +19,8 @@ from benchmarks.techniques.tasks import Task
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.__main__ import main as command_line
 from pytorch_accelerated.callbacks import ModelEmaCallback, SaveTrainingStateCallback, SWACallback, UnfreezeCallback
-from pytorch_accelerated.optimizers import param_groups
-from pytorch_accelerated.recipes import fine_tune
+from pytorch_accelerated.extras.optimizers import param_groups
+from pytorch_accelerated.extras.recipes import fine_tune
 from pytorch_accelerated.schedulers import CosineLrScheduler, WSDLrScheduler, one_cycle
 
 

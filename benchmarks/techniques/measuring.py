@@ -18,8 +18,8 @@ from benchmarks.find_lr import Result, judge
 from benchmarks.techniques.applied import ALL, Job, Technique
 from benchmarks.techniques.tasks import Task
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.activations import checkpoint_activations
 from pytorch_accelerated.callbacks import OptunaCallback
+from pytorch_accelerated.extras.activations import checkpoint_activations
 
 TRIALS = 10
 

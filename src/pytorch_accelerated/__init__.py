@@ -1,9 +1,9 @@
 """Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
 
-from pytorch_accelerated.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
-from pytorch_accelerated.processes.launching import notebook_launcher
-from pytorch_accelerated.seeding import set_seed
+from pytorch_accelerated.facts.seeding import set_seed
+from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
+from pytorch_accelerated.ranks.launching import notebook_launcher
 from pytorch_accelerated.trainer import Trainer
 
 __version__ = "1.1.0.dev0"

@@ -12,10 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytorch_accelerated.commands import checkpoints, proving, runs
-from pytorch_accelerated.commands.command import PROGRAM, Outcome, json_text
 from pytorch_accelerated.errors import PytorchAcceleratedError
-from pytorch_accelerated.progress.text import printable, show
+from pytorch_accelerated.extras.commands import checkpoints, proving, runs
+from pytorch_accelerated.extras.commands.command import PROGRAM, Outcome, json_text
+from pytorch_accelerated.record.text import printable, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

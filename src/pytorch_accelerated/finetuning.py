@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import LayerGroupIndexError
+from pytorch_accelerated.ranks.compat.torch import is_batch_norm
 
 
 class LayerGroup(NamedTuple):

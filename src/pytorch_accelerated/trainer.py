@@ -1,7 +1,7 @@
 """`Trainer`: what users call, and the order of a run.
 
-`training/hooks.py` has the methods that a subclass may override, `facts/context.py` what one call works with, and
-`steps/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
+`loop/hooks.py` has the methods that a subclass may override, `loop/context.py` what one call works with, and
+`loop/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
 can end.
 """
 
@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.beside import evaluate_states
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.checkpointing.loading import load_checkpoint, save_checkpoint
-from pytorch_accelerated.facts.context import Context
+from pytorch_accelerated.extras.beside import evaluate_states
 from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.facts.settings import TrainSettings, check_parts, check_positive_count
-from pytorch_accelerated.models.wrappers import bare_model
-from pytorch_accelerated.optional import require
-from pytorch_accelerated.steps.guarded import RollBack
-from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.training import checks, preparing
-from pytorch_accelerated.training.evaluation import Evaluation, gather_rows, predict_rows
-from pytorch_accelerated.training.hooks import TrainerHooks
-from pytorch_accelerated.training.starting import at_work, ending
-from pytorch_accelerated.training.training import Training
+from pytorch_accelerated.loop import checks, preparing
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.evaluation import Evaluation, gather_rows, predict_rows
+from pytorch_accelerated.loop.guarded import RollBack
+from pytorch_accelerated.loop.hooks import TrainerHooks
+from pytorch_accelerated.loop.starting import at_work, ending
+from pytorch_accelerated.loop.training import Training
+from pytorch_accelerated.ranks.wrappers import bare_model
+from pytorch_accelerated.record.history import RunHistory
+from pytorch_accelerated.states.loading import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.looking import LearningRateTest, PreflightReport, TrainingSummary
-    from pytorch_accelerated.proving import Proof, Replay
+    from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, TrainingSummary
+    from pytorch_accelerated.extras.proving import Proof, Replay
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -378,7 +378,7 @@ class Trainer(TrainerHooks):
         """
         checks.refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")
         loader = preparing.prediction_loader(dataset, 2, dataloader_kwargs, collate_fn or self.collate_fn)
-        exporting = require("pytorch_accelerated.exporting", needed_by="`export`")
+        exporting = require("pytorch_accelerated.extras.exporting", needed_by="`export`")
         return exporting.export_model(self, Path(path), loader)  # type: ignore[no-any-return]
 
     def save_checkpoint(
@@ -524,7 +524,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: if no state is from before the update, or the run does not have so many updates.
         """
         checks.refuse_within_a_run(self.run_context, "replay", "Call it when the run is over.")
-        room = require("pytorch_accelerated.proving.replay", needed_by="`replay`")
+        room = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
         return room.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
 
     def prove(
@@ -559,7 +559,7 @@ class Trainer(TrainerHooks):
             Any error that training would have raised.
         """
         checks.refuse_within_a_run(self.run_context, "prove", "Call it before `train`.")
-        room = require("pytorch_accelerated.proving.prove", needed_by="`prove`")
+        room = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
         return room.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
 
     def request_evaluation(self) -> None:
@@ -594,7 +594,7 @@ class Trainer(TrainerHooks):
         """
         checks.refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        room = require("pytorch_accelerated.looking.preflight", needed_by="`preflight`")
+        room = require("pytorch_accelerated.extras.looking.preflight", needed_by="`preflight`")
         return room.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
 
     def summary(
@@ -629,7 +629,7 @@ class Trainer(TrainerHooks):
         checks.refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
         if processes is not None:
             check_positive_count("processes", processes)
-        room = require("pytorch_accelerated.looking.summary", needed_by="`summary`")
+        room = require("pytorch_accelerated.extras.looking.summary", needed_by="`summary`")
         return room.summarise(  # type: ignore[no-any-return]
             self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
         )
@@ -656,7 +656,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: if the run has no such update, if its order depends on a seed that is not known, or if
                 the data is a stream.
         """
-        room = require("pytorch_accelerated.looking.rehearsal", needed_by="`rows_of`")
+        room = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`rows_of`")
         plan = room.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
         return plan.rows_of(update)  # type: ignore[no-any-return]
 
@@ -670,7 +670,7 @@ class Trainer(TrainerHooks):
         Args:
             row: its index in the dataset.
         """
-        room = require("pytorch_accelerated.looking.rehearsal", needed_by="`updates_of`")
+        room = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`updates_of`")
         plan = room.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
         return plan.updates_of(row)  # type: ignore[no-any-return]
 
@@ -704,7 +704,7 @@ class Trainer(TrainerHooks):
         """
         checks.refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
-        room = require("pytorch_accelerated.looking.learning_rates", needed_by="`find_lr`")
+        room = require("pytorch_accelerated.extras.looking.learning_rates", needed_by="`find_lr`")
         return room.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
 
     @Replaceable

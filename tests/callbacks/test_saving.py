@@ -16,14 +16,14 @@ from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.layout import dump_manifest
-from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.verify import read_manifest, verify
 from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     NonFiniteLossError,
 )
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.layout import dump_manifest
+from pytorch_accelerated.states.publish import remove_state
+from pytorch_accelerated.states.verify import read_manifest, verify
 from pytorch_accelerated.utils import read_run_history
 from tests.callbacks.runs import (
     Die,

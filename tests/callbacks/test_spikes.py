@@ -10,8 +10,8 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LossSpikeCallback, SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.callbacks.spikes import find_spikes
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.extras.spikes import find_spikes
 from tests.callbacks.runs import StopAfter
 from tests.support.resuming import assert_same
 

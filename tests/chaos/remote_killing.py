@@ -15,7 +15,7 @@ from typing import Any
 import s3fs  # noqa: F401  (imported once, for all forks)
 
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.remote import Store
+from pytorch_accelerated.extras.object_storage import Store
 from tests.support.forks import Fork
 from tests.support.resuming import digests, everything, run
 

@@ -24,29 +24,29 @@ WRITERS = "tests/checkpointing/test_run_folder.py"
 
 # The file that is changed and the tests that must notice it; what is wrong, the code that is replaced, and by what.
 TABLE = {
-    ("checkpointing/publish.py", POWER): [
+    ("states/publish.py", POWER): [
         ("files are not flushed", "flushes.append(flushing.submit(disk.flush, file))", "pass"),
         ("the names in a new state are not flushed", "disk.flush_folder(self.staging)", "pass"),
         ("the name of a new state is not flushed", "disk.flush_folder(self.final.parent)", "pass"),
     ],
-    ("checkpointing/publish.py", CRASHES): [
+    ("states/publish.py", CRASHES): [
         ("the state before is deleted first", "disk.move(self.final, replaced)", "remove_state(self.final)"),
         ("a refused replacement is not undone", "disk.move(replaced, self.final)", "pass"),
         ("a state is published before it is complete", "[(MANIFEST_NAME, [manifest])]", "[(MANIFEST_NAME, [b'{'])]"),
         ("what dead processes left is not cleaned up", "            else:\n                _remove_tree(path)\n", ""),
     ],
-    ("checkpointing/verify.py", DAMAGE): [
+    ("states/verify.py", DAMAGE): [
         ("links are followed", "path.lstat().st_mode", "path.stat().st_mode"),
         ("the oldest state is taken", "in reversed(states):", "in states:"),
         ("checksums are not compared", "if file.read(1) or digest.hexdigest() != entry.sha256:", "if file.read(1):"),
     ],
-    ("checkpointing/verify.py", VERIFY): [
+    ("states/verify.py", VERIFY): [
         ("a damaged state is taken", "            check(folder)\n        except", "            pass\n        except"),
     ],
-    ("checkpointing/policy.py", "tests/checkpointing/test_policy.py"): [
+    ("states/policy.py", "tests/checkpointing/test_policy.py"): [
         ("the newest state is deleted", "list(values)[-(self.last or 1) :]", "list(values)[-(self.last or 99) : -1]"),
     ],
-    ("checkpointing/training_state.py", RESUME): [
+    ("states/training_state.py", RESUME): [
         ("generators are not restored", 'restore_generator_states(own["generators"])', "pass"),
         ("losses before the save are forgotten", 'run.losses.load_state_dict(own["losses"])', "pass"),
         (
@@ -60,31 +60,31 @@ TABLE = {
             "",
         ),
     ],
-    ("checkpointing/loading.py", RESUME): [
+    ("states/loading.py", RESUME): [
         ("the optimizer starts afresh", "load_optimizer_state(optimizer, optimizer_state)", "pass"),
     ],
-    ("seeding.py", "tests/seeding/test_seeding.py"): [
+    ("facts/seeding.py", "tests/seeding/test_seeding.py"): [
         ("numpy's generator is not restored", "    np.random.set_state((algorithm,", "    bool((algorithm,"),
     ],
-    ("training/training.py", RESUME): [
+    ("loop/training.py", RESUME): [
         ("the epoch begins again", "start=state.samples_in_epoch, batches_done=", "start=0, batches_done="),
     ],
-    ("checkpointing/state_folder.py", BACKGROUND): [
+    ("states/state_folder.py", BACKGROUND): [
         ("the background does not copy", "return copy.copy_(tensor, non_blocking=tensor.is_cuda)", "return tensor"),
         ("the background writes two states at once", "self.wait()\n        parts = {", "parts = {"),
     ],
-    ("checkpointing/state_folder.py", SHARDED): [
+    ("states/state_folder.py", SHARDED): [
         ("the pieces of ranks are not in the manifest", "[*shards, *others, *files]", "[*others, *files]"),
         ("pieces need not make up their tensor", "if any(missing.values()):", "if False:"),
     ],
-    ("checkpointing/training_state.py", SHARDED): [
+    ("states/training_state.py", SHARDED): [
         (
             "a rank's error while it reads its pieces stays its own",
             "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))",
             "_read_run(run, folder, skipped_weights, read)",
         ),
     ],
-    ("checkpointing/run_folder.py", WRITERS): [
+    ("states/run_folder.py", WRITERS): [
         ("a folder is locked for this process only", "fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ],
 }

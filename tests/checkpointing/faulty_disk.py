@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytorch_accelerated.checkpointing import disk
+from pytorch_accelerated.states import disk
 
 Operation = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.layout import FORMAT
+from pytorch_accelerated.states.layout import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden"
 SEED = 11

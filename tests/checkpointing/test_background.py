@@ -11,10 +11,10 @@ import torch
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter, encode_parts, read_state
-from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.state_folder import BackgroundWriter, encode_parts, read_state
+from pytorch_accelerated.states.verify import list_states
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 from tests.support.reference import regression_data, tiny_trainer

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing import disk, layout
-from pytorch_accelerated.checkpointing.layout import HiddenName
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.states import disk, layout
+from pytorch_accelerated.states.layout import HiddenName
+from pytorch_accelerated.states.portable import load_portable, save_portable
+from pytorch_accelerated.states.publish import remove_state
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import find_state
 from tests.checkpointing.faulty_disk import FaultyDisk, Killed, count_operations
 from tests.checkpointing.writing import write_state
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.verify import find_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.states.portable import load_portable, save_portable
+from pytorch_accelerated.states.verify import find_state
 from tests.chaos.record import record
 from tests.chaos.saved_runs import everything_of, files_below, sign, trained
 from tests.chaos.size import IS_RELEASE, size

@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from pytorch_accelerated.checkpointing import codec
+from pytorch_accelerated.states import codec
 from tests.chaos.saved_runs import trained
 from tests.support.processes import REPOSITORY
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pytorch_accelerated.checkpointing.layout import FORMAT
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import verify
+from pytorch_accelerated.states.layout import FORMAT
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import verify
 from tests.checkpointing import independent_reader
 from tests.checkpointing.make_golden import EPOCHS, EXTRA, GOLDEN, UPDATES_AT_SAVE, contents, create_trainer, train
 from tests.checkpointing.same_state import assert_same_state

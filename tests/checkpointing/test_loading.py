@@ -12,9 +12,9 @@ from torch.optim import lr_scheduler
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.optimizers import problem_of_entries
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
+from pytorch_accelerated.states.optimizers import problem_of_entries
 from tests.checkpointing.same_state import assert_same_state
 from tests.support.reference import regression_data, tiny_model
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.states.policy import Retention, SavePolicy
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])

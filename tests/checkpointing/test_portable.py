@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.states.portable import load_portable, save_portable
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.publish import remove_state
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import find_state
 from tests.chaos.record import record
 from tests.chaos.size import size
 from tests.checkpointing.writing import write_state

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated.checkpointing.state_folder import read_state
+from pytorch_accelerated.states.state_folder import read_state
 from tests.support.processes import run_forked, run_on_ranks
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "rank_differences.py"

@@ -10,9 +10,6 @@ import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing import layout, remote
-from pytorch_accelerated.checkpointing.remote import Store, default_local_folder
-from pytorch_accelerated.checkpointing.verify import list_states, read_manifest
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,
@@ -20,6 +17,9 @@ from pytorch_accelerated.errors import (
     MissingCheckpointError,
     MissingDependencyError,
 )
+from pytorch_accelerated.extras.object_storage import Store, default_local_folder
+from pytorch_accelerated.states import layout, remote
+from pytorch_accelerated.states.verify import list_states, read_manifest
 from tests.callbacks.runs import a_trainer, fit, values_of
 from tests.chaos.size import some
 from tests.support.object_storage import BUCKET, ObjectStorage, files_at, object_storage

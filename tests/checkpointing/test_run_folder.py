@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated.checkpointing import run_folder
-from pytorch_accelerated.checkpointing.run_folder import LOCK_NAME, FolderLock
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.states import run_folder
+from pytorch_accelerated.states.run_folder import LOCK_NAME, FolderLock
 
 
 def test_a_folder_is_free_again_when_its_run_is_over(tmp_path: Path):

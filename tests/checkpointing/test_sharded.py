@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pytorch_accelerated.checkpointing.formats import chunks
-from pytorch_accelerated.checkpointing.publish import begin, sweep
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.states.formats import chunks
+from pytorch_accelerated.states.publish import begin, sweep
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import find_state, read_manifest, verify
 from tests.chaos.record import record
 from tests.chaos.size import IS_RELEASE
 from tests.checkpointing import independent_reader

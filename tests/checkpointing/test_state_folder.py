@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing.layout import FileEntry
-from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state, list_states
 from pytorch_accelerated.errors import CheckpointError
+from pytorch_accelerated.states.layout import FileEntry
+from pytorch_accelerated.states.publish import begin
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import find_state, list_states
 from tests.checkpointing.same_state import assert_same_state
 from tests.checkpointing.writing import write_state
 

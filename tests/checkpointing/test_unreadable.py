@@ -54,7 +54,7 @@ import os, sys, tempfile, warnings
 from pathlib import Path
 
 import torch
-from pytorch_accelerated.checkpointing.verify import find_state
+from pytorch_accelerated.states.verify import find_state
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.huggingface.checkpoints.saving import find_checkpoint
 from pytorch_accelerated.prediction.stored import StoredPredictions

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing import layout
-from pytorch_accelerated.checkpointing.publish import begin
-from pytorch_accelerated.checkpointing.state_folder import read_state
-from pytorch_accelerated.checkpointing.verify import find_state, read_manifest, verify
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.states import layout
+from pytorch_accelerated.states.publish import begin
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.verify import find_state, read_manifest, verify
 from tests.checkpointing.writing import write_state
 
 

@@ -11,8 +11,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_finite, load_canonical
 from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossError
+from pytorch_accelerated.states.weights import canonical_state_dict, check_finite, load_canonical
 from tests.checkpointing.same_state import assert_same_state
 
 

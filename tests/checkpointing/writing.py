@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.checkpointing.state_folder import encode_parts, write_encoded
+from pytorch_accelerated.states.state_folder import encode_parts, write_encoded
 
 
 def write_state(folder: Path, facts: dict[str, Any], parts: Mapping[str, Any]) -> None:

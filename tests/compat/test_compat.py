@@ -19,16 +19,21 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from torch.utils.data import DataLoader
 
-import pytorch_accelerated.compat
-from pytorch_accelerated.compat import accelerate as compat_accelerate
-from pytorch_accelerated.compat import torch as compat
-from pytorch_accelerated.compat.extras import parts_of_stream, reductions_of, set_update_count, unsplittable_layers
+import pytorch_accelerated.ranks.compat
+from pytorch_accelerated.ranks.compat import accelerate as compat_accelerate
+from pytorch_accelerated.ranks.compat import torch as compat
+from pytorch_accelerated.ranks.compat.extras import (
+    parts_of_stream,
+    reductions_of,
+    set_update_count,
+    unsplittable_layers,
+)
 
 
 def test_every_function_has_a_test_that_names_it() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
-    for module in pkgutil.iter_modules(pytorch_accelerated.compat.__path__):
-        functions = vars(importlib.import_module(f"pytorch_accelerated.compat.{module.name}"))
+    for module in pkgutil.iter_modules(pytorch_accelerated.ranks.compat.__path__):
+        functions = vars(importlib.import_module(f"pytorch_accelerated.ranks.compat.{module.name}"))
         for name, function in functions.items():
             if inspect.isfunction(function) and not name.startswith("_"):
                 assert re.search(rf"def test_\w*{name}", tests), f"compat/{module.name}.py: {name}"
@@ -43,7 +48,7 @@ def test_import_what_exit_imports(tmp_path: Path) -> None:
     script.write_text(
         "import signal\n"
         "import torch._dynamo\n"
-        "from pytorch_accelerated.compat.torch import import_what_exit_imports\n"
+        "from pytorch_accelerated.ranks.compat.torch import import_what_exit_imports\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import_what_exit_imports()\n"
         "raise KeyboardInterrupt\n"

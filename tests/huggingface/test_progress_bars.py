@@ -16,8 +16,8 @@ from pytorch_accelerated.huggingface import (
     TrainerCallback,
 )
 from pytorch_accelerated.huggingface.events import TrainerState
-from pytorch_accelerated.progress import bars
-from pytorch_accelerated.progress.bars import BarDisplay
+from pytorch_accelerated.record import bars
+from pytorch_accelerated.record.bars import BarDisplay
 from tests.huggingface.runs import Regression, Rows, make_arguments
 from tests.support.terminal import in_a_terminal
 

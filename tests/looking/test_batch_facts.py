@@ -2,7 +2,7 @@
 
 import torch
 
-from pytorch_accelerated.looking.preflight import facts_of
+from pytorch_accelerated.extras.looking.preflight import facts_of
 
 
 def test_tensors_have_shapes_types_ranges_and_shares_of_nan() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TerminateOnNaNCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.looking.learning_rates import LearningRateTest
+from pytorch_accelerated.extras.looking.learning_rates import LearningRateTest
 from tests.looking.worlds import Counting, make
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.looking import rehearsal
+from pytorch_accelerated.extras.looking import rehearsal
 from tests.looking.worlds import everything, make, results
 from tests.support.resuming import assert_same
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
+from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
 from tests.support.waiting import no_waiting
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.held import held_parts, refuse_outside, trained_outside
+from pytorch_accelerated.ranks.held import held_parts, refuse_outside, trained_outside
 from tests.support.reference import tiny_model
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.models.numerics import clip_norm
+from pytorch_accelerated.ranks.numerics import clip_norm
 
 SHAPES = ((128, 64), (128,), (10, 128), (10,), ())
 

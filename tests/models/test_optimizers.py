@@ -14,7 +14,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError, ConfigurationError
-from pytorch_accelerated.optimizers import param_groups
+from pytorch_accelerated.extras.optimizers import param_groups
 
 INPUTS = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS @ torch.tensor([[1.0, -1.0], [0.5, 2.0], [0.0, 1.0]], dtype=torch.float64)

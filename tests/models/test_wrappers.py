@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.models.wrappers import compile_in_place, repeated_blocks
+from pytorch_accelerated.ranks.wrappers import compile_in_place, repeated_blocks
 from tests.chaos.size import in_release
 from tests.support.reference import assert_same_parameters, regression_data, sgd
 

@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -25,8 +24,9 @@ from pytorch_accelerated.prediction.stored import (
     StoredPredictionsWriter,
     collect_predictions,
 )
-from pytorch_accelerated.processes.accelerators import create_accelerator
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.accelerators import create_accelerator
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states import disk
 from tests.checkpointing.writing import write_state
 from tests.support.processes import run_forked
 from tests.support.waiting import no_waiting
@@ -306,8 +306,8 @@ def test_a_killed_pass_leaves_nothing_visible_and_the_next_one_cleans_up(ranks: 
     script = """
         import os, sys, torch
         from pathlib import Path
-        from pytorch_accelerated.processes.accelerators import create_accelerator
-        from pytorch_accelerated.processes.ranks import Ranks
+        from pytorch_accelerated.ranks.accelerators import create_accelerator
+        from pytorch_accelerated.ranks.ranks import Ranks
         from pytorch_accelerated.prediction.stored import StoredPredictionsWriter
 
         writer = StoredPredictionsWriter(Ranks(create_accelerator()), sys.argv[1], block_bytes=1)

@@ -12,7 +12,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from pytorch_accelerated.errors import LaunchError
-from pytorch_accelerated.processes.launching import find_world, first_host
+from pytorch_accelerated.ranks.launching import find_world, first_host
 from tests.support.processes import Output, run_forked, run_on_ranks, run_script, run_under_torchrun
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "launch.py"

@@ -7,8 +7,8 @@ import tqdm
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytorch_accelerated.progress.bars import LineDisplay, Progress, Snapshot, bar_format, new_display
-from pytorch_accelerated.progress.text import GrowingTable, format_number
+from pytorch_accelerated.record.bars import LineDisplay, Progress, Snapshot, bar_format, new_display
+from pytorch_accelerated.record.text import GrowingTable, format_number
 from tests.support.terminal import in_a_terminal
 
 

@@ -30,8 +30,8 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.progress.bars import BarDisplay
-from pytorch_accelerated.progress.text import format_number
+from pytorch_accelerated.record.bars import BarDisplay
+from pytorch_accelerated.record.text import format_number
 from pytorch_accelerated.trainer import Trainer
 from tests.support.processes import run_forked
 from tests.support.terminal import Terminal, in_a_terminal

@@ -1,1 +1,1 @@
-"""Tests of `pytorch_accelerated.proving`."""
+"""Tests of `pytorch_accelerated.extras.proving`."""

@@ -11,7 +11,7 @@ import torch
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, ModelEmaCallback, ReportCallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.proving import diff
+from pytorch_accelerated.extras.proving import diff
 from tests.proving.runs import ADAMW, At, Interrupt, Log, make, train
 from tests.support.tool import run_tool
 

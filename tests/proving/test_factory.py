@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.proving.factory import make_run
+from pytorch_accelerated.extras.proving.factory import make_run
 
 SCRIPT = """
 import torch

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ModelEmaCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.proving import Check, Proof
-from pytorch_accelerated.proving.trace import digest
-from pytorch_accelerated.seeding import generator_states
+from pytorch_accelerated.extras.proving import Check, Proof
+from pytorch_accelerated.extras.proving.trace import digest
+from pytorch_accelerated.facts.seeding import generator_states
 from tests.proving import faults
 from tests.proving.faults import INPUTS, TARGETS, Own, Rows, Run, run
 from tests.support.reference import tiny_model

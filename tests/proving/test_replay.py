@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import SequentialLR
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.proving import Replay
+from pytorch_accelerated.extras.proving import Replay
 from tests.chaos.size import size
 from tests.looking.worlds import everything
 from tests.proving.runs import Interrupt, Log, make, train

@@ -23,10 +23,10 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TerminateOnNaNCallback,
 )
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError
-from pytorch_accelerated.models.averaging import ModelEma
+from pytorch_accelerated.ranks.averaging import ModelEma
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.verify import list_states
 from tests.callbacks import test_means
 from tests.callbacks.runs import Score, a_trainer, assert_same_weights, fit, values_of, weights_of
 from tests.checkpointing.faulty_disk import FaultyDisk

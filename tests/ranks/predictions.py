@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.data.sampling import evaluation_rounds
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, DataError
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.prediction.stored import StoredPredictions, StoredPredictionsWriter
-from pytorch_accelerated.processes.accelerators import create_accelerator
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.accelerators import create_accelerator
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states import disk
 from tests.chaos.size import some
 from tests.prediction.test_prediction_store import ROW_BYTES, assert_same, predictions_of
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing.layout import dump_manifest
-from pytorch_accelerated.checkpointing.remote import Store, default_local_folder
-from pytorch_accelerated.checkpointing.verify import read_manifest
+from pytorch_accelerated.extras.object_storage import Store, default_local_folder
+from pytorch_accelerated.states.layout import dump_manifest
+from pytorch_accelerated.states.verify import read_manifest
 from tests.support.resuming import SaveAndStop, assert_same, everything, run
 
 folder, url, machines = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

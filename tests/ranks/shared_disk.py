@@ -16,8 +16,8 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback
-from pytorch_accelerated.checkpointing import run_folder
 from pytorch_accelerated.errors import PytorchAcceleratedError
+from pytorch_accelerated.states import run_folder
 
 run_folder.SECONDS_TO_APPEAR = 0.1
 rank = int(os.environ["RANK"])

@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.publish import StagedFolder
 from pytorch_accelerated.errors import SignalExit, StopTrainingError
+from pytorch_accelerated.states.publish import StagedFolder
 from tests.chaos.size import IS_RELEASE
 from tests.support.forks import Fork, Outcome, fork_ranks
 from tests.support.histories import state_without_times

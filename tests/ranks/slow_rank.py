@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LogMetricsCallback, ReportCallback, ResultCallback
-from pytorch_accelerated.report.contents import data_in
+from pytorch_accelerated.extras.report.contents import data_in
 from tests.support.reference import regression_data, tiny_trainer
 
 folder = Path(sys.argv[1])

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.report.contents import data_in
+from pytorch_accelerated.extras.report.contents import data_in
 
 
 def digits(rows: slice) -> TensorDataset:

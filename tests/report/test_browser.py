@@ -10,8 +10,8 @@ import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ReportCallback, TrainerCallback
-from pytorch_accelerated.report.contents import RunContents, write_page
-from pytorch_accelerated.report.reading import write_comparison
+from pytorch_accelerated.extras.report.contents import RunContents, write_page
+from pytorch_accelerated.extras.report.reading import write_comparison
 from tests.report.digits import train, trainer_with
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

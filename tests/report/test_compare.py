@@ -9,7 +9,7 @@ from pytorch_accelerated.callbacks import (
     ReportCallback,
     SaveTrainingStateCallback,
 )
-from pytorch_accelerated.report.contents import data_in
+from pytorch_accelerated.extras.report.contents import data_in
 from tests.report.digits import train, trainer_with
 from tests.support.tool import run_tool
 

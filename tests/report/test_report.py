@@ -28,8 +28,8 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.report.contents import environment_facts
-from pytorch_accelerated.report.predictions import as_data_uri
+from pytorch_accelerated.extras.report.contents import environment_facts
+from pytorch_accelerated.extras.report.predictions import as_data_uri
 from tests.report.digits import EVAL, TRAIN, At, Broken, outputs_of, run_on_page, train, trainer_with
 from tests.support.processes import run_on_ranks
 

@@ -26,7 +26,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.errors import NonFiniteLossError, SignalExit
-from pytorch_accelerated.report import result as module
+from pytorch_accelerated.extras.report import result as module
 from tests.report.digits import EVAL, TRAIN, At, Broken, train, trainer_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "programs.md"

@@ -18,9 +18,9 @@ from pytorch_accelerated.callbacks import (
     ResultCallback,
     SaveTrainingStateCallback,
 )
-from pytorch_accelerated.commands.runs import judge, pairs_needed
-from pytorch_accelerated.report.contents import RunContents, write_page
-from pytorch_accelerated.report.reading import read_run
+from pytorch_accelerated.extras.commands.runs import judge, pairs_needed
+from pytorch_accelerated.extras.report.contents import RunContents, write_page
+from pytorch_accelerated.extras.report.reading import read_run
 from pytorch_accelerated.tracking import InMemoryRunHistory
 from tests.report.digits import train, trainer_with
 from tests.support.tool import run_tool

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.seeding import (
+from pytorch_accelerated.facts.seeding import (
     generator_states,
     restore_generator_states,
     seed_host_generators,

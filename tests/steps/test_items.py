@@ -9,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import HookOutputError
-from pytorch_accelerated.steps.hook_output import adding_nothing
+from pytorch_accelerated.loop.hook_output import adding_nothing
 from tests.support.reference import TOLERANCE, assert_same_parameters, regression_data, tiny_model
 
 LENGTHS = (3, 1, 4, 0, 2, 4, 1)  # one of which counts nothing

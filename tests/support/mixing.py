@@ -7,7 +7,7 @@ from typing import Any
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.data import Mixture, TokenBatches
-from pytorch_accelerated.seeding import mixed_seed, with_seed
+from pytorch_accelerated.facts.seeding import mixed_seed, with_seed
 from tests.support.resuming import SaveAndStop, assert_same
 from tests.support.rows import (
     ROWS,

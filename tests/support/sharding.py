@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.activations import checkpoint_activations
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.extras.activations import checkpoint_activations
 from tests.support.reference import regression_data
 
 ROWS = 21  # in batches of 3 on 2 ranks: the last one of an epoch leaves a rank without any sample

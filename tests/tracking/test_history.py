@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pytorch_accelerated.errors import UnknownMetricError
-from pytorch_accelerated.tracking.history import InMemoryRunHistory, RunHistory
-from pytorch_accelerated.tracking.step_records import StepRecord, usual_interval
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.record.history import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.record.step_records import StepRecord, usual_interval
+from pytorch_accelerated.record.values import MetricRecord
 from tests.support.processes import run_script
 
 
@@ -267,7 +267,7 @@ def test_plotting_needs_no_pyplot_and_importing_needs_no_matplotlib(tmp_path):
     run_script(
         """
 import sys
-from pytorch_accelerated.tracking.history import InMemoryRunHistory
+from pytorch_accelerated.record.history import InMemoryRunHistory
 assert not {"matplotlib", "pandas"} & sys.modules.keys()
 history = InMemoryRunHistory()
 history.update_metric("loss", 1)

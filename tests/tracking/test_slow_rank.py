@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from pytorch_accelerated.record.step_records import records_of, table_of
 from pytorch_accelerated.tracking import InMemoryRunHistory, RankTimes, SlowRank, StepRecord
-from pytorch_accelerated.tracking.step_records import records_of, table_of
 from tests.support.processes import run_on_ranks
 
 

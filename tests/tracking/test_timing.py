@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.tracking.step_records import EpochTiming, Pace
+from pytorch_accelerated.record.step_records import EpochTiming, Pace
 from tests.support.reference import regression_data, sgd, tiny_model
 
 WAIT, WORK = 3.0, 1.0

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.training.batches import batch_loss, batch_predictions
+from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
 from tests.support.reference import assert_same_parameters, sgd
 
 ROWS = torch.arange(12.0).view(4, 3)

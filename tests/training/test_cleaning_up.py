@@ -10,9 +10,9 @@ import pytest
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from pytorch_accelerated.checkpointing.run_folder import FolderLock
-from pytorch_accelerated.checkpointing.state_folder import BackgroundWriter
-from pytorch_accelerated.models.preparation import PreparedModel
+from pytorch_accelerated.ranks.preparation import PreparedModel
+from pytorch_accelerated.states.run_folder import FolderLock
+from pytorch_accelerated.states.state_folder import BackgroundWriter
 from tests.support.processes import run_forked
 from tests.support.reference import regression_data, tiny_trainer
 

@@ -17,8 +17,8 @@ from pytorch_accelerated.callbacks import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
+from pytorch_accelerated.loop.training import UPDATES_BETWEEN_READINGS
 from pytorch_accelerated.schedulers import CosineLrScheduler
-from pytorch_accelerated.training.training import UPDATES_BETWEEN_READINGS
 from tests.support.reference import regression_data
 
 UPDATES = 2 * UPDATES_BETWEEN_READINGS + 8

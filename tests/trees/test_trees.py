@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorch_accelerated.trees import (
+from pytorch_accelerated.facts.trees import (
     count_rows,
     leaves,
     map_leaves,

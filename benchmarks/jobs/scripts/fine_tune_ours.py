@@ -7,7 +7,7 @@ pretrained = pretrained_weights()
 import timm
 from torch import nn
 
-from pytorch_accelerated.recipes import fine_tune
+from pytorch_accelerated.extras.recipes import fine_tune
 
 model = timm.create_model("resnet10t", num_classes=5, **pretrained)
 trainer = fine_tune(model, nn.CrossEntropyLoss(), train_set, 8, eval_set, metrics=["accuracy"])

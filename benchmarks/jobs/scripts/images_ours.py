@@ -13,7 +13,7 @@ eval_set = datasets.ImageFolder(folder / "eval", to_tensor)
 import timm
 from torch import nn
 
-from pytorch_accelerated.recipes import fine_tune
+from pytorch_accelerated.extras.recipes import fine_tune
 
 model = timm.create_model("resnet10t", num_classes=10, **pretrained)
 trainer = fine_tune(model, nn.CrossEntropyLoss(), train_set, 4, eval_set, metrics=["accuracy"])

@@ -6,7 +6,8 @@ x, y = cancer()
 from sklearn.model_selection import StratifiedKFold
 from torch import nn, optim
 
-from pytorch_accelerated import Trainer, recipes
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.extras import recipes
 
 
 def make_trainer(fold):

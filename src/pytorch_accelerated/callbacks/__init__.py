@@ -25,8 +25,6 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.trackers import TrackerCallback
-from pytorch_accelerated.callbacks.warning import never_ends_a_run
 from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.errors import (
@@ -35,15 +33,17 @@ from pytorch_accelerated.errors import (
     NonFiniteLossError,
     StopTrainingError,
 )
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.extras.trackers import TrackerCallback
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.record.warning import never_ends_a_run
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.beside import EvaluateBesideCallback
-    from pytorch_accelerated.callbacks.ray_train import RayTrainCallback, ray_checkpoint
-    from pytorch_accelerated.callbacks.search import OptunaCallback
-    from pytorch_accelerated.callbacks.spikes import LossSpikeCallback
-    from pytorch_accelerated.report.callback import ReportCallback
-    from pytorch_accelerated.report.result import ResultCallback
+    from pytorch_accelerated.extras.beside import EvaluateBesideCallback
+    from pytorch_accelerated.extras.optuna import OptunaCallback
+    from pytorch_accelerated.extras.ray_train import RayTrainCallback, ray_checkpoint
+    from pytorch_accelerated.extras.report.callback import ReportCallback
+    from pytorch_accelerated.extras.report.result import ResultCallback
+    from pytorch_accelerated.extras.spikes import LossSpikeCallback
 
 
 # Imported when they are used, by the module that has them.

@@ -8,7 +8,7 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.building import DataLoaderSlice, checked_limit
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.progress.text import format_count
+from pytorch_accelerated.record.text import format_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

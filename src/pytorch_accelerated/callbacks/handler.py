@@ -12,8 +12,6 @@ from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.checkpointing.training_state import key_of_state
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -21,6 +19,8 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.facts.order import EVENTS, EVENTS_OF_UPDATE
+from pytorch_accelerated.record.warning import stacklevel_of_user
+from pytorch_accelerated.states.training_state import key_of_state
 
 Value = TypeVar("Value")
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.warning import never_ends_a_run
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.publish import replacing
-from pytorch_accelerated.progress.text import printable
-from pytorch_accelerated.tracking.step_records import StepRecord
-from pytorch_accelerated.tracking.values import MetricRecord
+from pytorch_accelerated.record.step_records import StepRecord
+from pytorch_accelerated.record.text import printable
+from pytorch_accelerated.record.values import MetricRecord
+from pytorch_accelerated.record.warning import never_ends_a_run
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.publish import replacing
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

@@ -13,7 +13,7 @@ import torch
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.tracking.loss import LossTracker, widest_float
+from pytorch_accelerated.record.loss import LossTracker, widest_float
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

@@ -9,7 +9,7 @@ import torch
 
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.facts.error_notes import described
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.facts.optional import require
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

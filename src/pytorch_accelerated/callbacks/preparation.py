@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.models.held import held_parts, optimizers_of
-from pytorch_accelerated.models.numerics import listed
-from pytorch_accelerated.models.preparation import move_state
+from pytorch_accelerated.ranks.held import held_parts, optimizers_of
+from pytorch_accelerated.ranks.numerics import listed
+from pytorch_accelerated.ranks.preparation import move_state
+from pytorch_accelerated.record.warning import warn_user
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

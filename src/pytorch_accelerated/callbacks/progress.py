@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import best_facts, watched_metrics, with_mark
-from pytorch_accelerated.progress.bars import LineDisplay, Progress, new_display, new_page
-from pytorch_accelerated.progress.text import (
+from pytorch_accelerated.facts.trees import length_of
+from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
+from pytorch_accelerated.record.step_records import samples_per_second
+from pytorch_accelerated.record.text import (
     GrowingTable,
     block,
     folded,
@@ -26,8 +28,6 @@ from pytorch_accelerated.progress.text import (
     printable,
     screen_columns,
 )
-from pytorch_accelerated.tracking.step_records import samples_per_second
-from pytorch_accelerated.trees import length_of
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, WatchedMetric
-from pytorch_accelerated.checkpointing.disk import resolved
-from pytorch_accelerated.checkpointing.layout import STATE_NAME, Manifest
-from pytorch_accelerated.checkpointing.policy import Retention, SavePolicy, judged_states
-from pytorch_accelerated.checkpointing.publish import remove_state
-from pytorch_accelerated.checkpointing.remote import Uploads, default_local_folder, is_url
-from pytorch_accelerated.checkpointing.training_state import load_run, save_parts
-from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,
     DuplicateCallbackError,
     InvalidCheckpointError,
 )
-from pytorch_accelerated.progress.text import folded, format_number
+from pytorch_accelerated.extras.object_storage import Uploads, default_local_folder, is_url
+from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.step_records import Pace
+from pytorch_accelerated.record.text import folded, format_number
+from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
-from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.tracking.step_records import Pace
+from pytorch_accelerated.states.disk import resolved
+from pytorch_accelerated.states.layout import STATE_NAME, Manifest
+from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
+from pytorch_accelerated.states.publish import remove_state
+from pytorch_accelerated.states.training_state import load_run, save_parts
+from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

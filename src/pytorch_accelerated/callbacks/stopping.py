@@ -9,8 +9,8 @@ from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, is_finite_number
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.models.numerics import described_parameters
-from pytorch_accelerated.progress.text import format_count
+from pytorch_accelerated.ranks.numerics import described_parameters
+from pytorch_accelerated.record.text import format_count
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

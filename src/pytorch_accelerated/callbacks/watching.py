@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.matching import require_kinds
 from pytorch_accelerated.errors import ConfigurationError, UnknownMetricError
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.text import format_number
-from pytorch_accelerated.tracking.history import RunHistory
-from pytorch_accelerated.tracking.values import MetricRecord, greater_is_better, is_scalar, role_and_quantity
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.record.history import RunHistory
+from pytorch_accelerated.record.text import format_number
+from pytorch_accelerated.record.values import MetricRecord, greater_is_better, is_scalar, role_and_quantity
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.matching import require_kinds
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

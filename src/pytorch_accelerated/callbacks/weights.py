@@ -13,15 +13,15 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST
-from pytorch_accelerated.checkpointing.matching import require_kinds
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, check_model_finite, load_canonical
-from pytorch_accelerated.compat.torch import is_batch_norm
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
-from pytorch_accelerated.models.averaging import ModelEma, ShardedEma
-from pytorch_accelerated.models.kept import kept
-from pytorch_accelerated.models.sharding import has_shards, whole
+from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
+from pytorch_accelerated.ranks.compat.torch import is_batch_norm
+from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.sharding import has_shards, whole
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.matching import require_kinds
+from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite, load_canonical
 
 if TYPE_CHECKING:
     from pytorch_accelerated.callbacks.base import Trainer

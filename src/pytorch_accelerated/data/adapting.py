@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from pytorch_accelerated.compat.accelerate import given_loader
 from pytorch_accelerated.data.ordering import drawn_seed
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import divides_itself, is_stateful_loader
 from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
-from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import leaves
+from pytorch_accelerated.facts.trees import leaves
+from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.ranks.compat.accelerate import given_loader
+from pytorch_accelerated.ranks.ranks import Ranks
 
 
 def distribute_loader(

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.rows import Request, RowBatches
 from pytorch_accelerated.data.workers import begin_pass, end_pass, no_workers_left_on_error, objects_within
-from pytorch_accelerated.seeding import without_second_numbers
+from pytorch_accelerated.facts.seeding import without_second_numbers
 
 _MAX_WORKERS = 8
 # Batches that are measured, besides the first one, which may open files.

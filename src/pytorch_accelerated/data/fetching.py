@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
-from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.data.automatic import AutomaticFetcher, AutomaticLoader, usable_processors
 from pytorch_accelerated.data.rows import ArrayDataset, Request, RowBatches, as_array_dataset
 from pytorch_accelerated.data.sampling import Cell
@@ -26,7 +25,8 @@ from pytorch_accelerated.data.streams import (
     knows_position,
 )
 from pytorch_accelerated.data.workers import WorkerInit, begin_pass, end_pass, no_workers_left_on_error
-from pytorch_accelerated.seeding import mixed_seed, seeds_of_batches, with_seed, without_second_numbers
+from pytorch_accelerated.facts.seeding import mixed_seed, seeds_of_batches, with_seed, without_second_numbers
+from pytorch_accelerated.ranks.compat.torch import pinned
 
 _BATCHES_AT_ONCE = 16
 

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from pytorch_accelerated.data.fetching import like_loader
 from pytorch_accelerated.data.workers import begin_pass, end_pass
-from pytorch_accelerated.seeding import with_seed
-from pytorch_accelerated.trees import leaves_by_path, length_of
+from pytorch_accelerated.facts.seeding import with_seed
+from pytorch_accelerated.facts.trees import leaves_by_path, length_of
 
 _KEY = 41  # an arbitrary fixed seed for fetching rows
 _VERSION = 2  # of the way hashes are made; hashes of other versions, in older states, are not compared

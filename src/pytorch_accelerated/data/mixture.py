@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.seeding import mixed_seed
 from pytorch_accelerated.facts.settings import check_positive_count
-from pytorch_accelerated.seeding import mixed_seed
 
 _LONGEST_PATTERN = 2**20  # rows; it is found row by row, in about a second
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from pytorch_accelerated.data.mixture import Mixture
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import mixed_seed, with_seed
+from pytorch_accelerated.facts.seeding import mixed_seed, with_seed
+from pytorch_accelerated.ranks.ranks import Ranks
 
 _RANDOM_SAMPLER_OF_STATEFUL_LOADER = ("torchdata.stateful_dataloader.sampler", "RandomSampler")
 _MOST_SHOWN = 8  # rows

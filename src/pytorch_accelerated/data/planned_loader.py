@@ -31,8 +31,8 @@ from pytorch_accelerated.data.updates import (
     items_of,
     with_items,
 )
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import seeds_of_batches
+from pytorch_accelerated.facts.seeding import seeds_of_batches
+from pytorch_accelerated.ranks.ranks import Ranks
 
 
 class PlannedLoader(RunLoader):

@@ -12,7 +12,7 @@ from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.updates import Loaders, RunLoader
 from pytorch_accelerated.errors import ConfigurationError, explained_loading
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.ranks import Ranks
 
 _ROLES = {"train": "training", "eval": "evaluation"}
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from pytorch_accelerated.compat.torch import pinned
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import add_note
-from pytorch_accelerated.seeding import with_seed
-from pytorch_accelerated.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
+from pytorch_accelerated.facts.seeding import with_seed
+from pytorch_accelerated.facts.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
+from pytorch_accelerated.ranks.compat.torch import pinned
 
 
 class ArrayDataset(Dataset[Any]):

@@ -11,7 +11,7 @@ from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.sampling import Window
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
-from pytorch_accelerated.trees import length_of
+from pytorch_accelerated.facts.trees import length_of
 
 
 class PlannedUpdate(NamedTuple):

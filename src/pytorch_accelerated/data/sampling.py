@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytorch_accelerated.seeding import mixed_seed
+from pytorch_accelerated.facts.seeding import mixed_seed
 
 
 def epoch_order(size: int, *, seed: int, epoch: int) -> torch.Tensor:

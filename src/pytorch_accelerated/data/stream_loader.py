@@ -24,8 +24,8 @@ from pytorch_accelerated.data.updates import (
     with_items,
 )
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import count_rows, length_of
+from pytorch_accelerated.facts.trees import count_rows, length_of
+from pytorch_accelerated.ranks.ranks import Ranks
 
 _UNKNOWN = -1  # in messages between ranks
 

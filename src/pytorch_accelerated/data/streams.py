@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pytorch_accelerated.compat.extras import parts_of_stream
-from pytorch_accelerated.seeding import mixed_seed, seeds_of_batches, with_seed
+from pytorch_accelerated.facts.seeding import mixed_seed, seeds_of_batches, with_seed
+from pytorch_accelerated.ranks.compat.extras import parts_of_stream
 
 END: Final = object()
 # A pass resumed from the state of these yields exactly the rest. After a shuffle buffer it does not, since the buffer

@@ -18,8 +18,8 @@ from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import length_of
+from pytorch_accelerated.facts.trees import length_of
+from pytorch_accelerated.ranks.ranks import Ranks
 
 CountItems = Callable[[Any], "int | None"]
 # Takes host batches and yields them on the trainer's device, in the same order.

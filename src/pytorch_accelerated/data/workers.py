@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pytorch_accelerated.compat.torch import end_workers, kept_pass, stop_workers, version_of
-from pytorch_accelerated.processes.signals import leave_to_trainer
+from pytorch_accelerated.ranks.compat.torch import end_workers, kept_pass, stop_workers, version_of
+from pytorch_accelerated.ranks.signals import leave_to_trainer
 
 # Flags and transforms are close to the dataset itself; deeper levels are data.
 _MAX_DEPTH = 6

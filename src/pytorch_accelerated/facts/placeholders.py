@@ -15,8 +15,8 @@ from typing import Any, NoReturn, TypeVar
 from torch.optim.lr_scheduler import OneCycleLR
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.trees import map_leaves, plain_parts_of
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.trees import map_leaves, plain_parts_of
 
 T = TypeVar("T")
 _Method = Callable[["Placeholder", object], "Placeholder"]

@@ -1,5 +1,6 @@
 """The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
 
+from pytorch_accelerated.facts.seeding import set_seed
 from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy, SchedulerType
 from pytorch_accelerated.huggingface.events import (
@@ -29,8 +30,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.seeding import set_seed
-from pytorch_accelerated.tracking.history import LoggedHistory
+from pytorch_accelerated.record.history import LoggedHistory
 
 __all__ = [
     "DEFAULT_CALLBACKS",

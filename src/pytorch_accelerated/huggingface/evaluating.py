@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.facts.trees import count_rows, map_leaves
 from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, EvalPrediction
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING, PaddedRows, as_objects
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.progress.text import printable
-from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.trees import count_rows, map_leaves
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.text import printable
 
 ComputeMetrics = Callable[..., Mapping[str, Any]]
 # Losses are read this often. Small tensors that stay among large ones would keep the memory around them occupied.

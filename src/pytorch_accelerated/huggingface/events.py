@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
 from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
-from pytorch_accelerated.checkpointing.disk import explained_reading
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.trainer_utils import warn
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states.disk import explained_reading
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer

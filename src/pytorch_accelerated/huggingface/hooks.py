@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface import knowledge
 from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
 from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
-from pytorch_accelerated.trees import length_of
 
 _MAX_EVALUATION_LOADERS = 8  # with workers that persist
 

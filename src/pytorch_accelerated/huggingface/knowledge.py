@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.record.warning import stacklevel_of_user
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments

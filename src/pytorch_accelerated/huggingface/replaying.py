@@ -1,4 +1,4 @@
-"""Goes back to an update of a training of the Hugging Face trainer; see `pytorch_accelerated.proving.replay`."""
+"""Goes back to an update of a training of the Hugging Face trainer; see `pytorch_accelerated.extras.proving.replay`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.extras.looking.rehearsal import rehearsal
+from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
 from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state
 from pytorch_accelerated.huggingface.hooks import loss_of
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
-from pytorch_accelerated.looking.rehearsal import rehearsal
-from pytorch_accelerated.models.kept import kept
-from pytorch_accelerated.proving.replay import Moment, Replay, nearest_state
+from pytorch_accelerated.ranks.kept import kept
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.trainer_callback import TrainerCallback
 from pytorch_accelerated.huggingface.trainer_utils import output_dir_of
-from pytorch_accelerated.optional import require
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.publish import explained
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
@@ -53,9 +52,10 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
-from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.padded import PADDING
-from pytorch_accelerated.processes.accelerators import send_to_device
+from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.publish import explained
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

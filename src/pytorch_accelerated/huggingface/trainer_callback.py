@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
-from pytorch_accelerated.callbacks.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 from pytorch_accelerated.callbacks.watching import best_facts, with_mark
 from pytorch_accelerated.errors import CallbackSetupError
+from pytorch_accelerated.extras.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
@@ -24,9 +26,9 @@ from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCal
 from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, warn
-from pytorch_accelerated.optional import require
-from pytorch_accelerated.progress.bars import LineDisplay, Progress, new_display, new_page
-from pytorch_accelerated.progress.text import (
+from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
+from pytorch_accelerated.record.history import LoggedHistory, is_about_the_run, is_summary
+from pytorch_accelerated.record.text import (
     GrowingTable,
     block,
     folded,
@@ -37,8 +39,6 @@ from pytorch_accelerated.progress.text import (
     screen_columns,
     show,
 )
-from pytorch_accelerated.tracking.history import LoggedHistory, is_about_the_run, is_summary
-from pytorch_accelerated.trees import length_of
 
 
 def is_log_due(args: Any, state: Any, step: int) -> bool:

@@ -15,15 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.arguments.argument import A_GENERATION_CONFIG, AT_LEAST_1, argument
 from pytorch_accelerated.huggingface.evaluating import labels_in
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer import Trainer
 from pytorch_accelerated.huggingface.trainer_utils import PredictionOutput
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.optional import require
 from pytorch_accelerated.prediction.padded import PADDING
+from pytorch_accelerated.ranks.sharding import has_shards
 
 
 @runtime_checkable

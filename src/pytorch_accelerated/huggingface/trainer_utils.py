@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.callbacks.warning import stacklevel_of_user
-from pytorch_accelerated.checkpointing.disk import children_of, is_folder
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.publish import is_replaceable, remove_state
-from pytorch_accelerated.checkpointing.verify import list_states
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.seeding import set_seed as set_seed
 from pytorch_accelerated.huggingface.arguments.fields import HubStrategy as HubStrategy
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as IntervalStrategy
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
 from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
 from pytorch_accelerated.huggingface.knowledge import RemoveColumnsCollator as RemoveColumnsCollator
-from pytorch_accelerated.seeding import set_seed as set_seed
+from pytorch_accelerated.record.warning import stacklevel_of_user
+from pytorch_accelerated.states.disk import children_of, is_folder
+from pytorch_accelerated.states.layout import MANIFEST_NAME
+from pytorch_accelerated.states.publish import is_replaceable, remove_state
+from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments

@@ -29,7 +29,7 @@ from pytorch_accelerated.huggingface.arguments.fields import ParallelMode as Par
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
 from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
 from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp
-from pytorch_accelerated.processes.accelerators import process_state
+from pytorch_accelerated.ranks.accelerators import process_state
 
 logger = logging.getLogger("pytorch_accelerated.huggingface")
 # Attributes of transformers' arguments that scripts read and that aren't arguments here.

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, unpack_sequence
 
 from pytorch_accelerated.errors import ArgumentTypeError, DataError, HookOutputError
 from pytorch_accelerated.facts.error_notes import described
+from pytorch_accelerated.facts.trees import leaves, map_leaves, map_paths
 from pytorch_accelerated.prediction.rows import (
     BLOCK_BYTES,
     ROOT,
@@ -29,8 +30,7 @@ from pytorch_accelerated.prediction.rows import (
     put_in_order,
     without_classes,
 )
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import leaves, map_leaves, map_paths
+from pytorch_accelerated.ranks.ranks import Ranks
 
 HOOK = "`calculate_predict_batch_outputs`"
 

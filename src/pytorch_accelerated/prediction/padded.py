@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.trees import leaves_by_path, map_paths
 from pytorch_accelerated.prediction.rows import RowBlocks, filled, put_in_order, without_classes
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import leaves_by_path, map_paths
+from pytorch_accelerated.ranks.ranks import Ranks
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.trees import parts_of, rebuilt
+from pytorch_accelerated.facts.trees import parts_of, rebuilt
+from pytorch_accelerated.ranks.ranks import Ranks
 
 BLOCK_BYTES = 64 * 2**20
 _MOST_BATCHES = 4096  # in a block, since each tensor takes some memory beside its rows

@@ -22,12 +22,6 @@ import torch
 from safetensors import safe_open
 from torch.nn.utils.rnn import PackedSequence
 
-from pytorch_accelerated.checkpointing.disk import is_file, resolved
-from pytorch_accelerated.checkpointing.formats import DTYPE_NAMES, chunks
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
-from pytorch_accelerated.checkpointing.publish import StagedFolder, begin, explained
-from pytorch_accelerated.checkpointing.state_folder import read_file_of_tensors
-from pytorch_accelerated.checkpointing.verify import check_file, read_manifest
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
 from pytorch_accelerated.prediction.collecting import (
     HOOK,
@@ -39,7 +33,13 @@ from pytorch_accelerated.prediction.collecting import (
     are_rows,
 )
 from pytorch_accelerated.prediction.rows import BLOCK_BYTES, Kinds, Leaves, Piece, empty_rows, filled, pieces_in_order
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states.disk import is_file, resolved
+from pytorch_accelerated.states.formats import DTYPE_NAMES, chunks
+from pytorch_accelerated.states.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
+from pytorch_accelerated.states.publish import StagedFolder, begin, explained
+from pytorch_accelerated.states.state_folder import read_file_of_tensors
+from pytorch_accelerated.states.verify import check_file, read_manifest
 
 _VERSION = 1
 _ORDER_NAME = "order.safetensors"

@@ -16,9 +16,9 @@ import torch
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.settings import check_positive_count
+from pytorch_accelerated.record.plotting import decorate, new_figure
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
-from pytorch_accelerated.tracking.plotting import decorate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytorch_accelerated.compat.extras import unsplittable_layers
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.seeding import set_seed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, warn
-from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import set_seed
+from pytorch_accelerated.ranks.compat.extras import unsplittable_layers
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.ranks.sharding import has_shards
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments

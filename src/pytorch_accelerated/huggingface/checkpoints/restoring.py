@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.disk import is_file, kind_of
-from pytorch_accelerated.checkpointing.loading import check_same_kind, load_states
-from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
-from pytorch_accelerated.checkpointing.optimizers import check_optimizer_state, with_callables, without_callables
-from pytorch_accelerated.checkpointing.portable import load_portable
-from pytorch_accelerated.checkpointing.run_folder import agree_on_resuming
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
+from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME, find_checkpoint
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.kept import kept
-from pytorch_accelerated.models.sharding import has_shards
-from pytorch_accelerated.processes.ranks import Ranks
-from pytorch_accelerated.seeding import check_generator_states, generator_states, restore_generator_states
+from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.disk import is_file, kind_of
+from pytorch_accelerated.states.loading import check_same_kind, load_states
+from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
+from pytorch_accelerated.states.optimizers import check_optimizer_state, with_callables, without_callables
+from pytorch_accelerated.states.portable import load_portable
+from pytorch_accelerated.states.run_folder import agree_on_resuming
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine

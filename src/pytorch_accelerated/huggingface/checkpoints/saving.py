@@ -18,17 +18,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.checkpointing import disk
-from pytorch_accelerated.checkpointing.codec import encode
-from pytorch_accelerated.checkpointing.disk import explained_reading, is_file
-from pytorch_accelerated.checkpointing.formats import chunks, read_tensors
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME, SHARDS_NAME
-from pytorch_accelerated.checkpointing.optimizers import OPTIMIZER_FILE
-from pytorch_accelerated.checkpointing.portable import load_portable, save_portable
-from pytorch_accelerated.checkpointing.publish import explained, make_folders, replacing
-from pytorch_accelerated.checkpointing.state_folder import part_names, read_state
-from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS
-from pytorch_accelerated.checkpointing.verify import (
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints, warn
+from pytorch_accelerated.huggingface.training_args import TrainingArguments
+from pytorch_accelerated.ranks.sharding import has_shards, is_sharded, own_part, whole
+from pytorch_accelerated.states import disk
+from pytorch_accelerated.states.codec import encode
+from pytorch_accelerated.states.disk import explained_reading, is_file
+from pytorch_accelerated.states.formats import chunks, read_tensors
+from pytorch_accelerated.states.layout import MANIFEST_NAME, SHARDS_NAME
+from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE
+from pytorch_accelerated.states.portable import load_portable, save_portable
+from pytorch_accelerated.states.publish import explained, make_folders, replacing
+from pytorch_accelerated.states.state_folder import part_names, read_state
+from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS
+from pytorch_accelerated.states.verify import (
     filling_from,
     find_state,
     open_plain_file,
@@ -36,13 +42,7 @@ from pytorch_accelerated.checkpointing.verify import (
     state_folders,
     verify,
 )
-from pytorch_accelerated.checkpointing.weights import canonical_state_dict, load_canonical
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
-from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
-from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints, warn
-from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.sharding import has_shards, is_sharded, own_part, whole
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.states.weights import canonical_state_dict, load_canonical
 
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"

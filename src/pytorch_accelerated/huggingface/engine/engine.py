@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.facts.context import Context, view
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.engine.order import Order, warn_of_earlier_checkpoints
@@ -21,20 +20,21 @@ from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
-from pytorch_accelerated.models.preparation import PreparedModel
-from pytorch_accelerated.models.wrappers import bare_model
+from pytorch_accelerated.loop.checks import check_optimizer_of
+from pytorch_accelerated.loop.context import Context, view
+from pytorch_accelerated.loop.evaluation import Prediction
+from pytorch_accelerated.loop.preparing import distributed, loader_of_pass
 from pytorch_accelerated.prediction.collecting import PredictionCollector
-from pytorch_accelerated.processes.accelerators import Accelerator, create_accelerator
+from pytorch_accelerated.ranks.accelerators import Accelerator, create_accelerator
+from pytorch_accelerated.ranks.preparation import PreparedModel
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
-from pytorch_accelerated.training.checks import check_optimizer_of
-from pytorch_accelerated.training.evaluation import Prediction
-from pytorch_accelerated.training.preparing import distributed, loader_of_pass
 
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.huggingface.engine.step import FaceStep
     from pytorch_accelerated.huggingface.trainer import Trainer
-    from pytorch_accelerated.processes.ranks import Ranks
+    from pytorch_accelerated.ranks.ranks import Ranks
 
 
 class Engine(NativeTrainer):

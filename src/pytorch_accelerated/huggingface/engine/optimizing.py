@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
-from pytorch_accelerated.models.optimizers import Optimizers, as_one
-from pytorch_accelerated.optional import require
+from pytorch_accelerated.ranks.optimizers import Optimizers, as_one
 
 Factor = Callable[[int], float]
 

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.knowledge import BatchCounter
 from pytorch_accelerated.huggingface.trainer_utils import output_dir_of, sort_checkpoints
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.models.kept import Kept
-from pytorch_accelerated.processes.ranks import Ranks
+from pytorch_accelerated.ranks.kept import Kept
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.record.warning import warn_user
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Mi
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.processes.accelerators import send_to_device
+from pytorch_accelerated.ranks.accelerators import send_to_device
 
 # Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.
 _HOOKS_ELSEWHERE = {

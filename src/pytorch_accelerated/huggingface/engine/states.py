@@ -8,13 +8,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.checkpointing.disk import is_file
-from pytorch_accelerated.checkpointing.layout import MANIFEST_NAME
-from pytorch_accelerated.checkpointing.publish import begin, cover_changes, plain_files, remove_state
-from pytorch_accelerated.checkpointing.state_folder import part_names, read_state, write_encoded
-from pytorch_accelerated.checkpointing.training_state import TRAINING_WEIGHTS, save_run
-from pytorch_accelerated.checkpointing.verify import read_manifest
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state, restore_state, take_over_foreign
@@ -29,7 +22,14 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
 )
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints
-from pytorch_accelerated.training.states import States
+from pytorch_accelerated.loop.states import States
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.disk import is_file
+from pytorch_accelerated.states.layout import MANIFEST_NAME
+from pytorch_accelerated.states.publish import begin, cover_changes, plain_files, remove_state
+from pytorch_accelerated.states.state_folder import part_names, read_state, write_encoded
+from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS, save_run
+from pytorch_accelerated.states.verify import read_manifest
 
 
 class CheckpointStates(States):

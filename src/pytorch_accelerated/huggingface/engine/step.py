@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.warning import warn_user
-from pytorch_accelerated.compat.torch import norms_of
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import HookOutputError, StopTrainingError
 from pytorch_accelerated.huggingface.events import Events, is_ours
 from pytorch_accelerated.huggingface.knowledge import items_of_update, reads_scale
-from pytorch_accelerated.models.sharding import whole
-from pytorch_accelerated.processes.accelerators import send_to_device
-from pytorch_accelerated.steps.hook_output import adding_nothing
-from pytorch_accelerated.steps.step import Call, Step
+from pytorch_accelerated.loop.hook_output import adding_nothing
+from pytorch_accelerated.loop.step import Call, Step
+from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.ranks.compat.torch import norms_of
+from pytorch_accelerated.ranks.sharding import whole
+from pytorch_accelerated.record.warning import warn_user
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.facts.context import Context
     from pytorch_accelerated.huggingface.engine.training import FaceTraining
     from pytorch_accelerated.huggingface.trainer import Trainer
+    from pytorch_accelerated.loop.context import Context
 
 
 class FaceStep(Step):

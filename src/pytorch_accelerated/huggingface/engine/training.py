@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.warning import warn_user
 from pytorch_accelerated.errors import MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.engine.step import FaceStep
@@ -21,18 +20,19 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
-from pytorch_accelerated.tracking.loss import LossTracker
-from pytorch_accelerated.training.preparing import loader_of_pass
-from pytorch_accelerated.training.training import Training
+from pytorch_accelerated.loop.preparing import loader_of_pass
+from pytorch_accelerated.loop.training import Training
+from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.warning import warn_user
 
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader, Update
-    from pytorch_accelerated.facts.context import Context
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.engine.order import Order
     from pytorch_accelerated.huggingface.events import TrainerState
     from pytorch_accelerated.huggingface.trainer import Trainer
-    from pytorch_accelerated.processes.ranks import Ranks
+    from pytorch_accelerated.loop.context import Context
+    from pytorch_accelerated.ranks.ranks import Ranks
 
 
 class FaceTraining(Training):

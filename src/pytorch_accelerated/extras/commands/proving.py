@@ -1,0 +1,58 @@
+"""The commands ``diff``, ``replay`` and ``prove``, which train again what the script makes."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from pathlib import Path
+from typing import Any
+
+from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
+from pytorch_accelerated.extras.proving.diff import diff
+from pytorch_accelerated.extras.proving.factory import HELP, make_run
+from pytorch_accelerated.extras.proving.replay import NOT_TAKEN
+
+
+def add_to(topics: Any) -> None:
+    """Add the commands to the topics of the command line."""
+    command = add_command(topics, "diff", _diff, "say where two runs part: settings, records, states, first update")
+    help = "the folder of a run: of its training states, or with its page and the folder of its states"
+    command.add_argument("a", type=Path, metavar="A", help=help)
+    command.add_argument("b", type=Path, metavar="B", help="that of another run")
+    help = f"train both again to find the first update; {HELP}"
+    command.add_argument("--run", dest="place", metavar="PLACE", help=help)
+    command.add_argument("--run-b", dest="place_b", metavar="PLACE", help="the same for B; default: that of --run")
+    help = "show an update of a run with training states: its rows, losses, gradient"
+    command = add_command(topics, "replay", _replay, help)
+    help = "the folder of the training states, or one of them"
+    command.add_argument("states", type=Path, metavar="STATES", help=help)
+    command.add_argument("update", type=int, metavar="UPDATE", help="the number of the update, from 1")
+    command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
+    command.add_argument("--debug", action="store_true", help="stop in the debugger before its forward pass")
+    help = "prove that a run gives the same numbers when it is repeated or resumed"
+    command = add_command(topics, "prove", _prove, help)
+    command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
+    command.add_argument("--updates", type=int, default=20, metavar="N", help="how many updates; default: 20")
+
+
+def _diff(options: argparse.Namespace) -> Outcome:
+    places = options.place, options.place_b
+    difference = diff(options.a, options.b, *(place and functools.partial(make_run, place) for place in places))
+    return _shown(difference, is_good=difference.first_update is None)
+
+
+def _replay(options: argparse.Namespace) -> Outcome:
+    trainer, arguments = make_run(options.place, without=NOT_TAKEN)
+    return _shown(trainer.replay(options.states, options.update, debug=options.debug, **arguments))
+
+
+def _prove(options: argparse.Namespace) -> Outcome:
+    trainer, arguments = make_run(options.place, without=NOT_TAKEN)
+    proof = trainer.prove(updates=options.updates, factory=options.place, **arguments)
+    return _shown(proof, is_good=proof.is_exact)
+
+
+def _shown(found: Any, *, is_good: bool = True) -> Outcome:
+    for line in str(found).splitlines():
+        print_line(line)
+    return Outcome(found.to_json(), exit_code=int(not is_good))

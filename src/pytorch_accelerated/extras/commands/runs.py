@@ -1,0 +1,212 @@
+"""The commands that rank and compare runs, and the statistics: whether one configuration is better than another."""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line, print_table
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.record.text import format_duration
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.extras.report.contents import RunContents
+
+_SIGNIFICANCE = 0.05
+_POWER = 0.8
+_MOST_PAIRS = 100_000
+_SAME = 1e-9  # times the values: a smaller spread is one of rounding
+
+
+def add_to(topics: Any) -> None:
+    """Add ``runs`` and ``compare`` to the topics of the command line."""
+    runs = add_command(topics, "runs", _runs, "rank the runs in a folder and below, the best first")
+    runs.add_argument("folder", type=Path, metavar="FOLDER", help="a folder of runs, at any depth")
+    help = "write a page that shows runs side by side, the best first: curves, best values, and differing settings"
+    compare = add_command(topics, "compare", _compare, help)
+    help = "a page of ReportCallback, a folder of states, a Hugging Face output folder, or a folder of runs"
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help)
+    help = "the page to write; default: compare.html, and with --seeds none"
+    compare.add_argument("--output", type=Path, metavar="FILE", help=help)
+    help = "say whether the runs of the second folder are better than those of the first, paired by their seeds"
+    compare.add_argument("--seeds", action="store_true", help=help)
+    for command in (runs, compare):
+        help = "the best values of which metric count; default: the one that most runs watch"
+        command.add_argument("--metric", metavar="NAME", help=help)
+
+
+def _runs(options: argparse.Namespace) -> Outcome:
+    from pytorch_accelerated.extras.report.reading import all_runs, best_first, main_metric
+
+    runs = all_runs(options.folder)
+    metric = main_metric(runs, options.metric)
+    found = [_values(run, metric) for run in best_first(runs, metric)]
+    if found:
+        numbers = (f"best {metric}".strip(), "epoch", "updates", "time")
+        print_table(("run", "status", *numbers, "path"), [_cells(each) for each in found], numbers=numbers)
+    else:
+        print_line(f"No runs in {options.folder}.")
+    for each in found:
+        if each["status"] == "unreadable":
+            print_line(f"Unreadable: {each['reason']}")
+    return Outcome({"metric": metric or None, "runs": found})
+
+
+def _values(run: RunContents, metric: str) -> dict[str, Any]:
+    """What programs get to know of a run."""
+    from pytorch_accelerated.extras.report.reading import best_of
+
+    best, state = best_of(run, metric), run.state
+    kept = ("name", "value", "epoch", "update", "greater_is_better")
+    return {
+        "name": run.name,
+        "path": run.source,
+        "status": state.get("status"),
+        "reason": state.get("detail", ""),
+        "best": best and {name: best[name] for name in kept},
+        **{name: state.get(name) for name in ("epoch", "updates", "seconds", "updated", "error")},
+    }
+
+
+def _cells(values: dict[str, Any]) -> list[str]:
+    best, seconds = values["best"], values["seconds"]
+    value, epoch = (f"{best['value']:.6g}", best["epoch"]) if best else (None, None)
+    time = None if seconds is None else format_duration(seconds)
+    cells = (values["name"], values["status"], value, epoch, values["updates"], time, values["path"])
+    return ["-" if cell is None else str(cell) for cell in cells]
+
+
+def _compare(options: argparse.Namespace) -> Outcome:
+    from pytorch_accelerated.extras.report.reading import write_comparison
+
+    values = _judge(options) if options.seeds else {}
+    if options.output or not options.seeds:
+        values["output"] = options.output or Path("compare.html")
+        write_comparison(options.runs, values["output"], options.metric)
+        print_line(f"Comparison: {values['output']}")
+    return Outcome(values)
+
+
+def _judge(options: argparse.Namespace) -> dict[str, Any]:
+    """Say which of two folders has the better runs, and return the verdict for programs."""
+    from pytorch_accelerated.extras.report.reading import all_runs, best_of, main_metric, values_by_seed
+
+    if len(options.runs) != 2:
+        raise ConfigurationError(f"--seeds compares two folders of runs, not {len(options.runs)}: compare A B --seeds.")
+    sides = [all_runs(place) for place in options.runs]
+    runs = [run for side in sides for run in side]
+    metric = main_metric(runs, options.metric)
+    (first, left_out), (second, left_out_too) = [values_by_seed(side, metric) for side in sides]
+    left_out += left_out_too
+    for place, alone in zip(options.runs, (first.keys() - second, second.keys() - first), strict=True):
+        left_out += [f"{place}: only here is a run with seed {seed}" for seed in sorted(alone)]
+    seeds = [seed for seed in first if seed in second]
+    if len(seeds) < 2:
+        raise ConfigurationError(
+            f"A verdict takes two pairs of runs with the same seeds, as one says nothing about noise. Pairs: "
+            f"{len(seeds)}. Train both sides with more seeds. Left out: {'; '.join(left_out) or 'none'}."
+        )
+    for reason in left_out:
+        print_line(f"Left out: {reason}")
+    greater = any(best["greater_is_better"] for run in runs if (best := best_of(run, metric)))
+    verdict = judge([first[seed] for seed in seeds], [second[seed] for seed in seeds], greater_is_better=greater)
+    print_line(_sentence(verdict, options.runs, metric, len(seeds)))
+    facts = dict(zip(("first", "second"), options.runs, strict=True), metric=metric, greater_is_better=greater)
+    pairs = [{"seed": seed, "first": first[seed], "second": second[seed]} for seed in seeds]
+    return {**facts, **verdict._asdict(), "pairs": pairs, "left_out": left_out}
+
+
+class Verdict(NamedTuple):
+    """What the pairs of runs say about the second configuration.
+
+    Attributes:
+        outcome: "better" or "worse" than the first one, or "not decided".
+        means: of the values of the first configuration, and of the second.
+        difference: the mean of second minus first.
+        margin: the 95 % confidence interval of the difference is this much to either side; None if all differences
+            are the same, which says nothing about their spread.
+        p_value: how likely so large a difference is, in either direction, between configurations that are equally good.
+        pairs_needed: how many pairs would decide a difference of this size, with a probability of 80 %; None if there
+            is no difference, or 100,000 are too few.
+    """
+
+    outcome: str
+    means: tuple[float, float]
+    difference: float
+    margin: float | None
+    p_value: float
+    pairs_needed: int | None
+
+
+def judge(first: Sequence[float], second: Sequence[float], *, greater_is_better: bool) -> Verdict:
+    """Test whether the values of two configurations differ, by the paired t-test, two-sided at 5 %.
+
+    Where all differences are the same, as coarse metrics have it, their spread is unknown and t infinite. The test is
+    then that of signs: n equal differences have p = 2 / 2**n, so that it takes six pairs.
+
+    Args:
+        first: the values of one configuration, two at least.
+        second: those of the other, in the order of the same seeds.
+        greater_is_better: whether greater values are better.
+
+    Raises:
+        MissingDependencyError: if scipy is not installed.
+    """
+    stats = require("scipy.stats", needed_by="`compare --seeds`")
+    differences = [float(b - a) for a, b in zip(first, second, strict=True)]
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    means = statistics.fmean(first), statistics.fmean(second)
+    margin: float | None = None
+    rounding = _SAME * max(map(abs, (*first, *second)))
+    if spread <= rounding:
+        is_zero = abs(mean) <= rounding
+        p_value = 1.0 if is_zero else 2.0 ** (1 - len(differences))
+        needed = None if is_zero else 6
+    else:
+        test = stats.ttest_rel(second, first)
+        low, high = test.confidence_interval(1 - _SIGNIFICANCE)
+        p_value, margin = float(test.pvalue), float(high - low) / 2
+        needed = pairs_needed(abs(mean) / spread)
+    outcome = "better" if (mean > 0) == greater_is_better else "worse"
+    return Verdict(outcome if p_value <= _SIGNIFICANCE else "not decided", means, mean, margin, p_value, needed)
+
+
+def pairs_needed(effect: float) -> int | None:
+    """The fewest pairs with which the paired t-test finds a difference with a probability of 80 %.
+
+    The power of the test is a tail of the noncentral t distribution with n - 1 degrees of freedom and the noncentrality
+    effect * sqrt(n): Cohen, Statistical Power Analysis for the Behavioral Sciences, 2nd edition (1988), chapter 2.
+
+    Args:
+        effect: the mean of the differences, as a multiple of their standard deviation.
+
+    Returns:
+        None if 100,000 pairs are too few.
+    """
+    stats = require("scipy.stats", needed_by="`compare --seeds`")
+
+    def power(pairs: int) -> float:
+        limit = stats.t.isf(_SIGNIFICANCE / 2, pairs - 1)
+        return float(stats.nct.sf(limit, pairs - 1, effect * pairs**0.5))
+
+    # scipy has no value (NaN) far beyond the power that is asked for; `bisect` takes that as enough.
+    found = bisect.bisect_left(range(_MOST_PAIRS + 1), _POWER, lo=2, key=power)
+    return found if found <= _MOST_PAIRS else None
+
+
+def _sentence(verdict: Verdict, sides: Sequence[Path], metric: str, pairs: int) -> str:
+    (first, second), means = sides, [f"{mean:.4g}" for mean in verdict.means]
+    size = " in each pair" if verdict.margin is None else f" ± {verdict.margin:.2g} (95 %)"
+    numbers = f"(mean difference {verdict.difference:.3g}{size}, {pairs} pairs of seeds, p = {verdict.p_value:.2g})"
+    if verdict.outcome != "not decided":
+        return f"{second} is {verdict.outcome} than {first}: {metric} {means[1]} against {means[0]} {numbers}."
+    needed = "More than 100,000" if verdict.pairs_needed is None else f"About {verdict.pairs_needed}"
+    text = (
+        f"Not decided: {metric} {means[1]} of {second} against {means[0]} of {first} {numbers}. {needed} pairs of seeds"
+    )
+    return f"{text} would decide a difference of this size (with a probability of 80 %)."

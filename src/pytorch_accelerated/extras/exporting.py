@@ -1,0 +1,163 @@
+"""Writes a trained model for others to serve: ONNX, torch.export, or weights with the facts of their run."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.data.building import DataLoaderSlice
+from pytorch_accelerated.errors import ConfigurationError, DataError, PytorchAcceleratedError
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts.trees import leaves, map_leaves, tensors_in
+from pytorch_accelerated.ranks.sharding import has_shards
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.trainer import Trainer
+
+_TOLERANCE = 1e-4  # of what another runtime computes in single precision, relative to the largest output
+_KEY = "pytorch_accelerated"  # of the facts of the run
+
+
+def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
+    """Write the model; see `Trainer.export`. `loader` yields batches to predict for."""
+    if path.suffix not in _WRITERS:
+        raise ConfigurationError(f"The file {path} cannot be exported: its name must end in {', '.join(_WRITERS)}.")
+    bare = trainer.get_model(keep_torch_compile=False)
+    if has_shards(bare):
+        raise ConfigurationError("A sharded model cannot be exported. Load its weights into a whole one first.")
+    with _calls_of(bare) as calls:
+        trainer.predict(DataLoaderSlice(loader, 1))
+    if not calls:
+        raise ConfigurationError(
+            "`calculate_predict_batch_outputs` did not call the model itself, so its inputs are unknown. Export the "
+            "part that it calls with `torch.onnx.export` or `torch.export`."
+        )
+    arguments, outputs = calls[0]
+    ranks = trainer.run_context.ranks
+    with trainer.run_context.mode.evaluating():
+        model = copy.deepcopy(bare).cpu().eval()
+    ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, _facts(trainer, arguments)))
+    ranks.wait()
+    return path
+
+
+@contextlib.contextmanager
+def _calls_of(model: nn.Module) -> Iterator[list[tuple[tuple[Any, Any], Any]]]:
+    """The arguments and outputs of all calls of a model, on the CPU."""
+    calls: list[tuple[tuple[Any, Any], Any]] = []
+
+    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append(map_leaves(_on_cpu, ((args, kwargs), output), keep_mappings=True))
+
+    hook = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return leaf.detach().cpu().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _facts(trainer: Trainer, arguments: Any) -> dict[str, Any]:
+    """What the file says about where it comes from."""
+    history = trainer.run_history
+    latest = {name: history.get_latest_metric(name) for name in history.get_metric_names()}
+    return {
+        "model": type(trainer.get_model()).__name__,
+        "inputs": [f"{tuple(each.shape)} {each.dtype}" for each in tensors_in(arguments)],
+        "epoch": history.current_epoch - 1,
+        "updates": history.updates_done,
+        "metrics": {name: float(value) for name, value in latest.items() if isinstance(value, (int, float))},
+        "seed": trainer.run_context.seed,
+        "torch": torch.__version__,
+    }
+
+
+def _publish(path: Path, model: nn.Module, arguments: Any, outputs: Any, facts: dict[str, Any]) -> None:
+    """Write the files beside their places, check what they compute, and move them there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        run = _WRITERS[path.suffix](Path(folder) / path.name, model, arguments, json.dumps(facts))
+        _compare(run(*arguments[0], **arguments[1]), outputs, path)
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):  # the main one last
+            os.replace(file, path.parent / file.name)
+
+
+def _compare(found: Any, expected: Any, path: Path) -> None:
+    """Raise an error if the exported model computes something else than `predict` did."""
+    pairs = list(itertools.zip_longest(leaves(found), tensors_in(expected)))
+    for number, (one, other) in enumerate(pairs):
+        one = torch.as_tensor(one)
+        if one.shape != other.shape or (one - other).abs().max() > _TOLERANCE * max(1.0, other.abs().max().item()):
+            raise PytorchAcceleratedError(
+                f"The model for {path} computes another output {number} than `predict`, so nothing was written. Does "
+                "its `forward` decide by values, or change something?"
+            )
+
+
+def _dynamic_shapes(arguments: Mapping[str, Any]) -> Any:
+    """The dimensions of the arguments that may have any size: the rows, and others as far as the model allows."""
+    tensors = [each for each in tensors_in(arguments) if each.ndim]
+    rows = len(tensors[0]) if tensors else 0
+    if rows < 2:
+        raise DataError("To export a model for batches of any size, give at least two rows of data.")
+    batch = torch.export.Dim("batch")
+
+    def shape_of(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
+            return None
+        first = batch if len(leaf) == rows else torch.export.Dim.AUTO
+        return {0: first, **dict.fromkeys(range(1, leaf.ndim), torch.export.Dim.AUTO)}
+
+    return map_leaves(shape_of, arguments)
+
+
+def _exported(model: nn.Module, arguments: Any) -> torch.export.ExportedProgram:
+    args, kwargs = arguments
+    by_name = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return torch.export.export(model, args, dict(kwargs), dynamic_shapes=_dynamic_shapes(by_name))
+
+
+def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
+    require("onnxscript", needed_by="An export to ONNX")
+    require("onnxruntime", needed_by="An export to ONNX")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own parts
+        program = torch.onnx.export(_exported(model, arguments), dynamo=True, verbose=False)
+    assert program is not None
+    program.model.metadata_props[_KEY] = facts
+    program.save(path)
+    return program
+
+
+def _write_program(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
+    torch.export.save(_exported(model, arguments), path, extra_files={f"{_KEY}.json": facts})
+    return torch.export.load(path).module()
+
+
+def _write_weights(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
+    files = require("safetensors.torch", needed_by="An export to safetensors")
+    files.save_model(model, str(path), metadata={_KEY: facts})
+    files.load_model(model, path)
+    return model
+
+
+_WRITERS: dict[str, Callable[[Path, nn.Module, Any, str], Callable[..., Any]]] = {
+    ".onnx": _write_onnx,
+    ".pt2": _write_program,
+    ".safetensors": _write_weights,
+}

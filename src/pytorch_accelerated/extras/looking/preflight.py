@@ -1,0 +1,227 @@
+"""A rehearsal of a run: one update, one evaluation batch, one save and reload; then everything is restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import reprlib
+import shutil
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.evaluation import OuterLimit
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
+from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
+from pytorch_accelerated.facts.trees import leaves_by_path, tensors_in
+from pytorch_accelerated.record.loss import widest_float
+from pytorch_accelerated.record.text import aligned, format_bytes
+from pytorch_accelerated.states.disk import is_folder, resolved
+from pytorch_accelerated.states.training_state import save_run
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.callbacks.base import Trainer
+
+
+class EntryFacts(NamedTuple):
+    """One tensor or other value of a batch.
+
+    Attributes:
+        name: its place in the batch, such as ``[0]`` or ``['labels']``; empty if the batch is a single tensor.
+        shape: the shape of a tensor, else None.
+        kind: the dtype of a tensor, else the name of the class.
+        value: the range of a tensor, or the value, as a short text.
+        missing: the share of a tensor's entries that are NaN.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    kind: str
+    value: str
+    missing: float
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Name, type, shape, and values with the share of NaN, as texts."""
+        missing = f" ({self.missing:.1%} NaN)" if self.missing else ""
+        return self.name or "batch", self.kind, shape_in_words(self.shape), self.value + missing
+
+
+class BatchFacts(NamedTuple):
+    """What the first batch of this rank looks like.
+
+    Attributes:
+        entries: its tensors and other values.
+    """
+
+    entries: tuple[EntryFacts, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(aligned([entry.cells for entry in self.entries]))
+
+
+def facts_of(batch: Any) -> BatchFacts:
+    """The facts of a batch. Waits for the device."""
+    return BatchFacts(tuple(_facts(path, leaf) for path, leaf in leaves_by_path(batch).items()))
+
+
+def first_shape(data: Any) -> tuple[int, ...] | None:
+    """The shape of the first tensor in nested containers; None if there is none."""
+    return next((tuple(tensor.shape) for tensor in tensors_in(data)), None)
+
+
+def _facts(name: str, value: Any) -> EntryFacts:
+    if not isinstance(value, torch.Tensor):
+        return EntryFacts(name, None, type(value).__name__, reprlib.repr(value), 0)
+    kind = str(value.dtype).removeprefix("torch.")
+    shape = tuple(value.shape)
+    if value.numel() == 0 or value.is_complex():
+        return EntryFacts(name, shape, kind, "", 0)
+    wide = widest_float(value.device) if value.is_floating_point() else torch.int64
+    numbers = value.detach().to(wide)
+    is_missing = torch.isnan(numbers)
+    known = numbers[~is_missing]
+    return EntryFacts(name, shape, kind, _range(known), is_missing.float().mean().item())
+
+
+def _range(numbers: torch.Tensor) -> str:
+    if numbers.numel() == 0:
+        return ""
+    if not numbers.is_floating_point():
+        return f"{numbers.min().item()} to {numbers.max().item()}"
+    text = f"{numbers.min().item():.4g} to {numbers.max().item():.4g}"
+    mean = numbers.mean().item()
+    return f"{text}, mean {mean:.4g}" if math.isfinite(mean) else text
+
+
+def shape_in_words(shape: tuple[int, ...] | None) -> str:
+    """For example "8 x 3"; empty if there is none."""
+    return "" if shape is None else " x ".join(map(str, shape)) or "one number"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PreflightReport:
+    """The results of `Trainer.preflight`; ``print(report)`` shows them.
+
+    Attributes:
+        metric_names: the metrics that the run will record.
+        seconds: the duration of the whole rehearsal.
+        state_size_bytes: the size of one training state.
+        free_bytes: free space on the disk for training states, or for temporary files if none are saved.
+        rehearsed: the callbacks that took part.
+        left_out: the callbacks that would have printed or written something.
+        batch: what the first training batch of this rank looks like.
+    """
+
+    metric_names: tuple[str, ...]
+    seconds: float
+    state_size_bytes: int
+    free_bytes: int
+    rehearsed: tuple[str, ...]
+    left_out: tuple[str, ...]
+    batch: BatchFacts = BatchFacts(())
+
+    def __repr__(self) -> str:
+        facts = {
+            "metrics": ", ".join(self.metric_names),
+            "training state": f"{format_bytes(self.state_size_bytes)}, of {format_bytes(self.free_bytes)} free",
+            "callbacks": ", ".join(self.rehearsed) or "none",
+            "left out": ", ".join(self.left_out) or "none",
+        }
+        lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
+        batch = textwrap.indent(str(self.batch), "    ")
+        remark = (
+            "  Everything that the trainer holds is as before; what callbacks or datasets keep elsewhere may not be."
+        )
+        head = f"Preflight passed in {self.seconds:.1f} s: one update, one evaluated batch, one save and reload."
+        return "\n".join([head, *lines, "  first batch:", batch, remark])
+
+
+def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
+    """Rehearse ``trainer.train(**arguments)``. Must be called by all ranks.
+
+    Args:
+        trainer: the trainer.
+        arguments: the arguments of `train`.
+
+    Raises:
+        Any error that the run would have raised; CheckpointError also if the disk cannot hold what will be saved, and
+            UnknownMetricError if a callback watches a metric that nothing records.
+    """
+    started = time.perf_counter()
+    ranks = trainer.run_context.ranks
+    callbacks = list(trainer.callback_handler)
+    savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
+    places = [_existing_parent(saver.folder) for saver in savers] or [Path(tempfile.gettempdir())]
+    one_update = _OneUpdate()
+    scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
+    try:
+        with rehearsal(trainer, [*taking_part(callbacks), OuterLimit(1), one_update], place=places[0]):
+            # Going back to a training state would need callbacks that are left out.
+            trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
+            metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
+            save_run(trainer.run_context, scratch / "after", {})
+            trainer.run_context.states.load(scratch / "after", is_at_work=False)
+        size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
+        ranks.wait()
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(scratch, ignore_errors=True)
+    _check_watched_metrics(callbacks, metric_names)
+    free_bytes = shutil.disk_usage(places[0]).free
+    if savers and free_bytes < 2 * size_bytes:
+        raise CheckpointError(
+            f"{savers[0].folder} needs room for two training states of {format_bytes(size_bytes)}, but only "
+            f"{format_bytes(free_bytes)} are free on its disk. Free some space, or save elsewhere."
+        )
+    rehearsed = taking_part(callbacks)
+    return PreflightReport(
+        metric_names=metric_names,
+        seconds=time.perf_counter() - started,
+        state_size_bytes=size_bytes,
+        free_bytes=free_bytes,
+        rehearsed=tuple(type(each).__name__ for each in rehearsed),
+        left_out=tuple(type(each).__name__ for each in callbacks if each not in rehearsed),
+        batch=batch,
+    )
+
+
+class _OneUpdate(TrainerCallback):
+    """Ends the run after one update, when everything (such as the schedule) has been created for the whole run.
+
+    Attributes:
+        batch: what the batch of that update looks like.
+    """
+
+    batch = BatchFacts(())
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        run = trainer.run_context
+        run.settings = dataclasses.replace(run.settings, max_num_train_steps=1, max_samples=None, max_tokens=None)
+
+    def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
+        if not self.batch.entries:
+            self.batch = facts_of(batch)
+
+
+def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:
+    for callback in callbacks:
+        name = getattr(callback, "watch_metric", "intermediate_")
+        is_used = not isinstance(callback, SaveTrainingStateCallback) or callback.retention.best is not None
+        if is_used and not name.startswith("intermediate_") and name.removeprefix("ema_model_") not in metric_names:
+            raise UnknownMetricError(
+                f"{type(callback).__name__} watches {name!r}, which nothing records. The run records "
+                f"{', '.join(map(repr, metric_names))}. Watch one of these, or record {name!r}."
+            )
+
+
+def _existing_parent(path: str | Path) -> Path:
+    """The innermost existing folder among `path` and its parents."""
+    path = resolved(path)
+    return next(folder for folder in (path, *path.parents) if is_folder(folder))

@@ -1,0 +1,164 @@
+"""The display of a run in a notebook: HTML in the output of the cell, replaced in place.
+
+It has inline styles and no scripts, so that Jupyter, VS Code and Colab show it alike. Text has the colour of the page,
+light or dark.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.record.text import GrowingTable, format_duration
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.record.bars import Snapshot
+
+_SECONDS_BETWEEN_UPDATES = 0.25
+# More rows than this would fill the screen while the run continues, or a saved notebook.
+_ROWS_OF_RUNNING = 12
+_ROWS_AT_THE_END = 100
+_BAR = "display:inline-block;width:16em;height:.5em;margin:0 .8em;border-radius:.25em;background:rgba(128,128,128,.3)"
+_FILLED = "display:block;height:100%;border-radius:.25em;background:#4c8bf5;width"
+_NUMBERS = "font-variant-numeric:tabular-nums"
+_CELL = f"padding:.15em .8em;text-align:right;white-space:nowrap;{_NUMBERS}"
+
+
+class NotebookPage:
+    """A place in the output of the current cell, with bars of what is going on and a table below them.
+
+    It is drawn a few times a second at most, and a last time when it is closed, without bars.
+
+    Args:
+        minor_names: columns of the table that stay at the right.
+    """
+
+    def __init__(self, minor_names: Iterable[str] = ()) -> None:
+        self._display_id: str | None = None
+        self._bars: dict[PageBar, Snapshot] = {}
+        self._minor_names = tuple(minor_names)
+        self._rows: list[Mapping[str, str]] = []
+        self._best: Mapping[str, str] | None = None
+        self._last_line = ""
+        self._due = 0.0
+        self._is_closed = False
+
+    def new_bar(self, *, is_alone: bool = False) -> PageBar:
+        """The display of a pass within the run; or of one that has this page for itself, and ends as a line."""
+        return PageBar(self, is_alone=is_alone)
+
+    def add_row(self, cells: Mapping[str, str]) -> None:
+        """Add a row to the table. A value that ends with "*" is the best so far; the last such row is bold."""
+        self._rows.append(cells)
+        if any(value.endswith("*") for value in cells.values()):
+            self._best = cells
+        self._draw_if_due()
+
+    def update(self, bar: PageBar, snapshot: Snapshot) -> float:
+        """Show the progress of a pass. Returns the time of the next update."""
+        self._bars[bar] = snapshot
+        self._draw_if_due()
+        return self._due
+
+    def remove(self, bar: PageBar) -> Snapshot | None:
+        """Leave out the bar of a pass that is over, from the next update on. Returns what it showed last."""
+        return self._bars.pop(bar, None)
+
+    def note_end(self, line: str) -> None:
+        """Say below the table how the run ended."""
+        self._last_line = line
+
+    def close(self) -> None:
+        """Draw the page as it ended, without bars."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._bars.clear()
+            self._draw(_ROWS_AT_THE_END)
+
+    def _draw_if_due(self) -> None:
+        now = time.perf_counter()
+        if now >= self._due and not self._is_closed:
+            self._draw(_ROWS_OF_RUNNING)
+            self._due = now + _SECONDS_BETWEEN_UPDATES
+
+    def _draw(self, max_rows: int) -> None:
+        rows = self._rows[-max_rows:]
+        if self._best is not None and self._best not in rows:
+            rows.insert(0, self._best)
+        table = GrowingTable(self._minor_names, columns=120)
+        lines = [table.add_row(row) for row in rows]
+        more = len(self._rows) - len(rows)
+        notes = [f"{more} further rows are in the run history"] if more else []
+        notes += [self._last_line] if self._last_line else []
+        cells = [[row.get(name, "") for name in table.names] for row in rows]
+        content = [
+            *map(_of_bar, self._bars.values()),
+            _table(table.names, cells, [row is self._best for row in rows]) if rows else "",
+            *(f"<div>{html.escape(note)}</div>" for note in notes),
+        ]
+        data = {
+            "text/html": f"<div style='overflow-x:auto'>{''.join(content)}</div>",
+            "text/plain": "\n".join([*lines, *notes]),
+        }
+        from IPython import display as of_ipython
+
+        display: Any = of_ipython
+        if self._display_id is None:
+            self._display_id = display.display(data, raw=True, display_id=True).display_id
+        else:
+            display.update_display(data, raw=True, display_id=self._display_id)
+
+
+class PageBar:
+    """One pass over some data, shown on a page.
+
+    Args:
+        page: the page.
+        is_alone: whether the page has only this pass, and ends with a line about it.
+    """
+
+    def __init__(self, page: NotebookPage, *, is_alone: bool) -> None:
+        self._page = page
+        self._is_alone = is_alone
+        self._started = 0.0
+
+    def start(self, now: float) -> float:
+        """A quick pass ends before its bar appears, so nothing flickers."""
+        self._started = now
+        return now + _SECONDS_BETWEEN_UPDATES
+
+    def show(self, snapshot: Snapshot, now: float) -> float:
+        """Draw the bar with the rest of the page."""
+        return self._page.update(self, snapshot)
+
+    def close(self, done: int) -> None:
+        """Remove the bar."""
+        last = self._page.remove(self)
+        if self._is_alone and last is not None:
+            count = f"{done} of {last.total}" if last.total and done < last.total else f"{done}"
+            duration = format_duration(time.perf_counter() - self._started)
+            self._page.note_end(f"{last.label}: {count} {last.unit}, {duration}")
+            self._page.close()
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]], bold: Iterable[bool]) -> str:
+    """A table of escaped text, whose titles may be wrapped after an underscore or a slash."""
+    heads = [html.escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>") for name in header]
+    lines = [_row("th", heads, f"{_CELL};white-space:normal")]
+    for row, is_bold in zip(rows, bold, strict=True):
+        lines.append(_row("td", map(html.escape, row), f"{_CELL};font-weight:bold" if is_bold else _CELL))
+    return f"<table style='border-collapse:collapse;margin:.3em 0 0'>{''.join(lines)}</table>"
+
+
+def _row(kind: str, cells: Iterable[str], style: str) -> str:
+    return f"<tr>{''.join(f'<{kind} style={style!r}>{cell}</{kind}>' for cell in cells)}</tr>"
+
+
+def _of_bar(snapshot: Snapshot) -> str:
+    share = min(snapshot.done / snapshot.total, 1.0) if snapshot.total else None
+    bar = "" if share is None else f"<span style='{_BAR}'><span style='{_FILLED}:{share:.1%}'></span></span>"
+    words = f"{snapshot.count}, {snapshot.words}"
+    gap = " " if bar else ": "
+    return f"<div style='{_NUMBERS}'>{html.escape(snapshot.label)}{bar or gap}{html.escape(words)}</div>"

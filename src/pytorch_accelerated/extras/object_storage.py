@@ -1,0 +1,404 @@
+"""Training states in object storage, or anywhere else that fsspec reaches by a URL.
+
+A state is committed to a local folder first, as all states are. Beside the run, one thread copies it to the URL, with
+its manifest last: without one, a state is incomplete and never read. No state is overwritten there: a second ``final``
+becomes ``final.<serial>``, and then the first is deleted. Deleting begins with the manifest.
+
+To resume, the newest complete state is copied to the local folder, where everything else reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytorch_accelerated.errors import (
+    CheckpointError,
+    ConfigurationError,
+    InvalidCheckpointError,
+    MissingCheckpointError,
+)
+from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states import disk, layout, publish
+from pytorch_accelerated.states.layout import MANIFEST_NAME, STATE_NAME, Manifest, dump_manifest, parse_manifest
+from pytorch_accelerated.states.policy import Retention, judged_states
+from pytorch_accelerated.states.verify import list_states, verify
+
+Result = TypeVar("Result")
+
+# How long a request to the storage is repeated; the waits in between double.
+SECONDS_OF_ATTEMPTS = 60.0
+FIRST_WAIT_SECONDS = 0.5
+# Waiting does not heal these.
+_LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
+# They have no folders; asked to make one, they may make a bucket.
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory"}
+_REMOTE_NAME = re.compile(rf"(?P<name>{STATE_NAME.pattern})(\.\d+)?")
+_FILES_OF_HISTORY = ("run.json", "run.safetensors", layout.SHARDS_NAME)
+
+
+def is_url(place: object) -> bool:
+    """Whether `place` is the URL of a folder, rather than a path."""
+    return isinstance(place, str) and "://" in place
+
+
+def default_local_folder(url: str) -> Path:
+    """The folder on this machine for the states of a URL: the same for each process of the user."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    url = url.rstrip("/")
+    readable = re.sub(r"[^A-Za-z0-9]+", "_", url)[-60:]
+    return cache / "pytorch_accelerated" / "states" / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+class Store:
+    """The folder behind a URL. Its methods repeat requests that fail, and all names are relative to it.
+
+    Args:
+        url: of the folder.
+
+    Raises:
+        ConfigurationError: if fsspec knows no such URL, or needs a package for it that is not installed.
+        MissingDependencyError: if fsspec is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        fsspec = require("fsspec", needed_by=f"The folder {url}")
+        self.url = url.rstrip("/")
+        try:
+            self._files, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"fsspec cannot reach {url}: {error}.") from error
+        self._root = root.rstrip("/")
+        self._needs_folders = url.partition("://")[0] not in _WITHOUT_FOLDERS
+
+    def states(self) -> dict[str, set[str]]:
+        """The files of the folders that hold any, by name. The name of the URL's own folder is empty."""
+        self._files.invalidate_cache()
+        states: dict[str, set[str]] = {}
+        for path in self._done("listing it", lambda: list(self._files.find(self._root))):
+            folder, _, file = path.removeprefix(f"{self._root}/").rpartition("/")
+            states.setdefault(folder, set()).add(file)
+        return states
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        return self._done(f"reading {name}", lambda: bytes(self._files.cat_file(self._path(name))))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file to a folder that has others."""
+        self._done(f"writing {name}", lambda: self._files.pipe_file(self._path(name), data))
+
+    def get(self, name: str, path: Path) -> None:
+        """Copy a file to `path`."""
+        self._done(f"reading {name}", lambda: self._files.get_file(self._path(name), str(path)))
+
+    def put(self, path: Path, name: str) -> None:
+        """Copy the file at `path` here."""
+
+        def work() -> None:
+            if self._needs_folders:
+                self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            self._files.put_file(str(path), self._path(name))
+
+        self._done(f"writing {name}", work)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or all of a folder, if it is there."""
+        self._files.invalidate_cache()
+        with contextlib.suppress(InvalidCheckpointError):
+            self._done(f"deleting {name}", lambda: self._files.rm(self._path(name), recursive=True))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name.lstrip('/')}"
+
+    def _done(self, doing: str, work: Callable[[], Result]) -> Result:
+        """The result of `work`.
+
+        Raises:
+            InvalidCheckpointError: if a file is missing.
+            CheckpointError: if it failed in another way, each time it was tried.
+        """
+        deadline, wait = time.monotonic() + SECONDS_OF_ATTEMPTS, FIRST_WAIT_SECONDS
+        while True:
+            try:
+                return work()
+            except Exception as error:  # each kind of storage has its own
+                if isinstance(error, _LASTING) or time.monotonic() + wait > deadline:
+                    kind = InvalidCheckpointError if isinstance(error, FileNotFoundError) else CheckpointError
+                    raise kind(f"{self.url}: {doing} failed ({type(error).__name__}: {error}).") from error
+            time.sleep(wait)
+            wait *= 2
+
+
+# ------------------------------------------------------------------------------------------------------------ uploading
+
+
+class Uploads:
+    """Copies the training states of a local folder to a URL, in one thread beside the run.
+
+    The states get there in the order in which they were saved, but one that `retention` would delete at once is left
+    out. A local state is deleted when it is there, except the newest. Only one rank calls `connect`; on the others,
+    nothing is done.
+
+    Args:
+        url: where to.
+        folder: the local folder.
+        retention: which states to keep there.
+        metric_name: by whose values `retention` ranks them, if it does.
+
+    Attributes:
+        folder: the local folder, without links.
+        earlier: the names of the states that were there before this run, oldest first.
+    """
+
+    def __init__(self, url: str, folder: Path, retention: Retention, metric_name: str | None) -> None:
+        self.folder = disk.resolved(folder)
+        self.earlier: list[str] = []
+        self._store = Store(url)
+        self._retention = retention
+        self._metric_name = metric_name
+        self._thread: ThreadPoolExecutor | None = None
+        self._round: Future[None] | None = None
+        # For each state that is complete there, a folder with what judging it needs.
+        self._known = Path()
+
+    def connect(self) -> None:
+        """Look at what is there, and delete what a killed run left incomplete.
+
+        Raises:
+            CheckpointError: if the storage cannot be reached.
+        """
+        states = self._store.states()
+        self._known = Path(tempfile.mkdtemp(prefix="states-"))
+        for name in filter(_REMOTE_NAME.fullmatch, states):
+            if MANIFEST_NAME not in states[name]:
+                self._store.delete(name)
+                continue
+            with contextlib.suppress(InvalidCheckpointError):  # resuming names it
+                self._keep(name, self._contents(self._store.read, name))
+        known = list_states(self._known)
+        self.earlier = [folder.name for folder, _ in known]
+        publish.highest_serials[self.folder] = max((manifest.serial for _, manifest in known), default=0)
+        self._thread = ThreadPoolExecutor(1, "uploads")
+
+    def start(self) -> None:
+        """Begin to upload what is new. Failures are warnings, and the next call tries again."""
+        if self._thread is not None and (self._round is None or self._round.running() or self._round.done()):
+            self._round = self._thread.submit(self._try_to_upload)
+
+    def finish(self) -> None:
+        """Upload what is not there yet, and end the thread.
+
+        Raises:
+            CheckpointError: if not all states are there; says where they are.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with thread:
+            last = thread.submit(self._upload_all)
+        shutil.rmtree(self._known, ignore_errors=True)
+        last.result()
+
+    def _try_to_upload(self) -> None:
+        try:
+            self._upload_all()
+        except CheckpointError as error:
+            warnings.warn(f"{error} The next save tries again.", stacklevel=2)
+
+    def _upload_all(self) -> None:
+        try:
+            while pending := self._pending():
+                self._upload(*pending[0])
+                self._delete_outdated()
+        except (CheckpointError, OSError) as error:
+            raise CheckpointError(
+                f"A training state could not be uploaded. {error} Nothing is lost: it is in {self.folder}, and "
+                f"resuming from {self._store.url} on this machine finds it."
+            ) from error
+
+    def _pending(self) -> list[tuple[Path, Manifest]]:
+        """The local states to upload, oldest first. Those that would be deleted there at once are deleted here."""
+        uploaded = publish.highest_serials[self.folder]
+        pending = [state for state in self._local_states() if state[1].serial > uploaded]
+        outdated = self._outdated([*list_states(self._known), *pending])
+        for folder, _ in pending:
+            if folder in outdated:
+                publish.remove_state(folder)
+        return [state for state in pending if state[0] not in outdated]
+
+    def _outdated(self, states: list[tuple[Path, Manifest]]) -> list[Path]:
+        return self._retention.states_to_delete(judged_states(states, metric_name=self._metric_name))
+
+    def _local_states(self) -> list[tuple[Path, Manifest]]:
+        return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
+
+    def _upload(self, folder: Path, manifest: Manifest) -> None:
+        name = f"{folder.name}.{manifest.serial}" if (self._known / folder.name).exists() else folder.name
+        try:
+            for entry in manifest.files:
+                self._store.put(folder / entry.name, f"{name}/{entry.name}")
+            contents = self._contents(lambda path: (folder.parent / path).read_bytes(), folder.name)
+        except (CheckpointError, OSError):
+            if (folder, manifest) in self._local_states():
+                raise
+        if (folder, manifest) not in self._local_states():
+            return  # the run has replaced it by a newer state meanwhile
+        self._store.write(f"{name}/{MANIFEST_NAME}", contents[MANIFEST_NAME])
+        self._keep(name, contents)
+        publish.highest_serials[self.folder] = manifest.serial
+        known = [each for _, each in list_states(self._known)]
+        for local, each in self._local_states()[:-1]:
+            if each in known:
+                publish.remove_state(local)
+
+    def _delete_outdated(self) -> None:
+        """Delete states there: those that no rule keeps, and those whose name a newer one has."""
+        states = list_states(self._known)
+        newest = states[-1][0]
+        replaced = [folder for folder, _ in states if _local_name(folder.name) == _local_name(newest.name)]
+        for folder in {*replaced, *self._outdated(states)} - {newest}:
+            try:
+                self._store.delete(f"{folder.name}/{MANIFEST_NAME}")
+                self._store.delete(folder.name)
+                publish.remove_state(folder)
+            except CheckpointError as error:
+                warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
+
+    def _contents(self, read: Callable[[str], bytes], name: str) -> dict[str, bytes]:
+        """The manifest of the state `name`, and the files with its history if that is needed to judge it."""
+        data = read(f"{name}/{MANIFEST_NAME}")
+        manifest = parse_manifest(data, what="A manifest")
+        needs_history = self._metric_name is not None and "metrics" not in manifest.facts
+        wanted = {entry.name for entry in manifest.files}.intersection(_FILES_OF_HISTORY if needs_history else ())
+        return {**{file: read(f"{name}/{file}") for file in wanted}, MANIFEST_NAME: data}
+
+    def _keep(self, name: str, contents: dict[str, bytes]) -> None:
+        """Remember a state that is complete there."""
+        folder = self._known / name
+        disk.create_folder(folder)
+        publish.StagedFolder(folder, folder).write_files((file, [content]) for file, content in contents.items())
+
+
+def _local_name(name: str) -> str:
+    """The name of the local folder for a state, from its name there."""
+    return re.sub(r"\.\d+$", "", name)
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A state to resume from: its manifest, its local name, and its name at the URL, or None if it is not there."""
+
+    manifest: Manifest
+    name: str
+    source: str | None
+
+
+def fetch_state(url: str, folder: Path, ranks: Ranks, check: Callable[[Path], Any]) -> Path | None:
+    """The newest valid state at `url` or in `folder`, which has it in the end. Must be called by all ranks.
+
+    One rank of each machine copies it there, unless it is there already; a local state counts if all machines have it.
+    If newer or incomplete states had to be skipped, one warning says which and why.
+
+    Args:
+        url: of a state, or of a folder of several.
+        folder: the local folder.
+        ranks: the processes.
+        check: called on the first rank with a local state; raises an `InvalidCheckpointError` if that is damaged.
+
+    Returns:
+        The local folder of the state, on this rank's machine; None if there is none.
+
+    Raises:
+        MissingCheckpointError: if there is none, and `url` ends with the name of a state.
+        InvalidCheckpointError: if there are states, but no valid one.
+        CheckpointError: if the storage cannot be reached.
+    """
+    store = Store(url)
+    found, complaints, incomplete = ranks.do_on_first(lambda: _find(store, folder))
+    for one in found:
+        try:
+            _obtain_everywhere(store, one, folder / one.name, ranks, check)
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+            continue
+        skipped = [*complaints, *incomplete]
+        if skipped and ranks.is_first:
+            warnings.warn(f"Resuming from {one.name} of {store.url}; skipped:\n" + "\n".join(skipped), stacklevel=2)
+        return folder / one.name
+    if complaints:
+        raise InvalidCheckpointError(f"{store.url} holds training states, but no valid one:\n" + "\n".join(complaints))
+    if _REMOTE_NAME.fullmatch(store.url.rpartition("/")[2]):
+        raise MissingCheckpointError(f"There is no training state {store.url}. Check the URL.")
+    if incomplete and ranks.is_first:  # the run was ended before its first upload was
+        warnings.warn("\n".join(incomplete), stacklevel=2)
+    return None
+
+
+def _find(store: Store, folder: Path) -> tuple[list[_Found], list[str], list[str]]:
+    """The states to try, the newest first, what is wrong with others, and which were not uploaded completely."""
+    found, complaints, incomplete = [], [], []
+    states = store.states()
+    for name in [""] if MANIFEST_NAME in states.get("", ()) else states:
+        try:
+            if MANIFEST_NAME in states[name] and "/" not in name:
+                data = store.read(f"{name}/{MANIFEST_NAME}")
+                manifest = parse_manifest(data, what=f"The manifest of {store.url}/{name}")
+                found.append(_Found(manifest, _local_name(name or store.url.rpartition("/")[2]), name))
+            elif _REMOTE_NAME.fullmatch(name):
+                incomplete.append(f"{store.url}/{name} has no manifest: it was not uploaded completely.")
+        except InvalidCheckpointError as error:
+            complaints.append(str(error))
+    known = [one.manifest for one in found]
+    found += [_Found(manifest, path.name, None) for path, manifest in list_states(folder) if manifest not in known]
+    found.sort(key=lambda one: (one.manifest.serial, one.source is not None), reverse=True)
+    found = [one for one in found if layout.PREDICTIONS_FORMAT not in one.manifest.facts]
+    return found, complaints, incomplete
+
+
+def _obtain_everywhere(store: Store, one: _Found, target: Path, ranks: Ranks, check: Callable[[Path], Any]) -> None:
+    """Have a state in `target` on each machine; an error of one is raised on all. Must be called by all ranks."""
+    # One machine alone first: the others may share its disk.
+    ranks.do_on_first(lambda: _obtain(store, one, target, check))
+    is_next = ranks.is_first_of_node and not ranks.is_first
+    ranks.do_on_all(lambda: _obtain(store, one, target, verify) if is_next else None)
+
+
+def _obtain(store: Store, one: _Found, target: Path, check: Callable[[Path], Any]) -> None:
+    if (target, one.manifest) in list_states(target.parent):
+        try:
+            check(target)
+            return
+        except InvalidCheckpointError:
+            if one.source is None:
+                raise
+    if one.source is None:
+        raise InvalidCheckpointError(f"{target} is not at {store.url}, and not the same on all machines.")
+    staged = publish.begin(target)
+    try:
+        for entry in one.manifest.files:
+            if not layout.is_file_name(entry.name):
+                raise InvalidCheckpointError(f"{store.url}/{one.source} lists {entry.name!r}, which is outside of it.")
+            publish.make_folders((staged.staging / entry.name).parent)
+            store.get(f"{one.source}/{entry.name}", staged.staging / entry.name)
+        if differing := set(one.manifest.files).symmetric_difference(staged.take_in()):
+            names = ", ".join(sorted({entry.name for entry in differing}))
+            raise InvalidCheckpointError(f"{store.url}/{one.source} is damaged: {names} differ from its manifest.")
+        staged.publish(dump_manifest(one.manifest))
+    finally:
+        staged.abort()  # has no effect once it is published

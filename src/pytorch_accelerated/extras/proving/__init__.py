@@ -1,0 +1,18 @@
+"""What `Trainer.replay` and `Trainer.prove` return, and what two runs are compared by."""
+
+from pytorch_accelerated.extras.proving.diff import PartDifference, RecordDifference, RunDifference, diff
+from pytorch_accelerated.extras.proving.prove import Check, Proof
+from pytorch_accelerated.extras.proving.replay import Replay
+from pytorch_accelerated.extras.proving.trace import Parting, UpdateTrace
+
+__all__ = [
+    "Check",
+    "PartDifference",
+    "Parting",
+    "Proof",
+    "RecordDifference",
+    "Replay",
+    "RunDifference",
+    "UpdateTrace",
+    "diff",
+]

@@ -1,0 +1,232 @@
+"""Trains updates in new processes: killed and resumed, or on two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pickle
+import re
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.errors import PytorchAcceleratedError
+from pytorch_accelerated.extras.looking.rehearsal import taking_part
+from pytorch_accelerated.extras.proving.factory import make_run
+from pytorch_accelerated.extras.proving.outside import Outside
+from pytorch_accelerated.extras.proving.trace import FirstUpdate, Trace, UpdateTrace
+from pytorch_accelerated.facts.names import is_users_class
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+_IS_CHILD = "PT_ACC_IS_PROVING"
+_MAIN = b"__main__"
+_REMEDY = "pass `factory`, a function of a module or a script that returns a new trainer and the arguments of `train`"
+
+
+class NotCheckedError(PytorchAcceleratedError):
+    """Something cannot be checked."""
+
+
+class Saving(TrainerCallback):
+    """Saves a training state at the beginning and after each update, named by their number.
+
+    Args:
+        folder: for the states.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save the beginning, but not that of a resumed run."""
+        if trainer.run_state.updates == 0:
+            self.on_optimizer_step_end(trainer)
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Save, and remove the state before the last one, but not that of the beginning."""
+        updates = trainer.run_state.updates
+        trainer.save_training_state(self._folder / str(updates))
+        if updates > 2:
+            shutil.rmtree(self._folder / str(updates - 2), ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a child does.
+
+    Attributes:
+        payload: what makes its trainer, from `payload_of`.
+        name: of its files.
+        folder: for them.
+        settings: arguments of `train` besides those that it makes itself.
+        last_update: it stops after this one.
+        killed_in: it saves each update in a folder of its name, and kills itself within this one; None for never.
+        num_threads: of torch.
+        script: that may define what the payload consists of; None if there is none.
+    """
+
+    payload: bytes
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    last_update: int
+    killed_in: int | None = None
+    num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
+    script: Path | None = dataclasses.field(default_factory=lambda: _script())
+
+    def file(self, ending: str) -> Path:
+        """A file of the child."""
+        return self.folder / f"{self.name}.{ending}"
+
+
+class _Killed(TrainerCallback):
+    """Kills its process within an update."""
+
+    takes_part_in_preflight = False
+
+    def __init__(self, update: int, prepare: Callable[[], object]) -> None:
+        self._update, self._prepare = update, prepare
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self._update - 1:
+            self._prepare()
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def is_child() -> bool:
+    """Whether `run_jobs` has started this process."""
+    return _IS_CHILD in os.environ
+
+
+def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> bytes:
+    """What makes a run in another process.
+
+    Raises:
+        NotCheckedError: if nothing can.
+    """
+    if factory is None:
+        if is_users_class(type(trainer)):
+            raise NotCheckedError(f"{type(trainer).__name__} may need other arguments than a `Trainer`: {_REMEDY}")
+        given = dataclasses.asdict(dataclasses.replace(trainer.run_context.given, accelerator=None))
+        parts = {"model": trainer.model, "loss_func": trainer.loss_func, "optimizer": trainer.optimizer}
+        parts |= {"callbacks": taking_part(trainer.callback_handler), **given}
+        factory = functools.partial(_built, type(trainer), parts, arguments)
+    elif isinstance(factory, str):
+        factory = functools.partial(make_run, factory)
+    try:
+        payload = pickle.dumps(factory)
+    except Exception as error:
+        raise NotCheckedError(f"the run cannot be sent to another process ({error}): {_REMEDY}") from error
+    if _MAIN in payload and _script() is None:
+        raise NotCheckedError(
+            'a new process would run this script: put what it does below `if __name__ == "__main__":`, or define its '
+            "classes and functions in a module"
+        )
+    return payload
+
+
+def _script() -> Path | None:
+    """The script that this process runs, if another one can read it without running it: it asks for its name."""
+    path = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    asks = path.is_file() and re.search(rb"^if\b.*\b__name__\b", path.read_bytes(), re.MULTILINE)
+    return path.resolve() if asks else None
+
+
+def _built(kind: type, parts: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    return kind(**parts), arguments
+
+
+def work(path: str) -> None:
+    """The whole life of a child, whose job is in a file."""
+    job: Job = pickle.loads(Path(path).read_bytes())
+    try:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(job.num_threads)
+        if job.script is not None and _MAIN in job.payload:
+            module = types.ModuleType("__mp_main__")
+            vars(module).update(runpy.run_path(str(job.script), run_name="__mp_main__"))
+            sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+        trainer, given = pickle.loads(job.payload)()
+        arguments = {**given, **job.settings}
+        first = FirstUpdate()
+        trace = Trace(job.last_update, Outside(arguments), first)
+
+        def write() -> None:
+            job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
+
+        callbacks = taking_part(trainer.callback_handler)
+        if job.killed_in is not None:
+            callbacks += [Saving(job.folder / job.name), _Killed(job.killed_in, write)]
+        trainer.callback_handler.callbacks = [*callbacks, trace]
+        trainer.train(**arguments)
+        if trainer.run_context.ranks.is_first:
+            write()
+    except BaseException as error:
+        job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise
+
+
+def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -> tuple[list[UpdateTrace], FirstUpdate]:
+    """What the first of some children, each with variables of its own, has recorded.
+
+    Raises:
+        NotCheckedError: if it has not.
+    """
+    children = [_started(job, own) for job, own in zip(jobs, variables, strict=True)]
+    try:
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(seconds)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for job in jobs:
+        if job.file("error").exists():
+            error = job.file("error").read_text(encoding="utf-8")
+            raise NotCheckedError(f"a new process failed with {error}")
+    if not jobs[0].file("pickle").exists():
+        code = children[0].returncode
+        raise NotCheckedError(f"a new process ended with {code} within {seconds:.0f} seconds, without a result")
+    return pickle.loads(jobs[0].file("pickle").read_bytes())  # type: ignore[no-any-return]
+
+
+def two_ranks() -> list[dict[str, str]]:
+    """The environment variables of two ranks on the CPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    return [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+
+
+def _started(job: Job, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    job.file("job").write_bytes(pickle.dumps(job))
+    code = f"from {__name__} import work; work({str(job.file('job'))!r})"
+    paths = os.pathsep.join(sys.path)
+    with job.file("log").open("wb") as log:  # of Python and torch themselves, about a process that is killed
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": paths, _IS_CHILD: "1", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )

@@ -1,0 +1,286 @@
+"""What a run depends on besides what training states save: attributes, generators, variables of the user's objects."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from pytorch_accelerated.extras.proving.trace import GENERATORS, PLAIN, UpdateTrace, digest, state_of_generator
+from pytorch_accelerated.ranks.kept import Kept
+from pytorch_accelerated.ranks.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+_CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
+# What the trainer or torch itself keeps under these names does not decide what an update computes.
+_OF_TRAINER = {"run_context", "loss_func", "callbacks", "create_scheduler_fn", "collate_fn", "train_dataset"}
+_OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_samples", "_pad_uneven_eval_batches"}
+_OF_MODULES = set(vars(nn.Module()))
+_MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
+_MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
+
+# Whose attributes decide about a part of an update, and what to do about one that is lost.
+_BY_DATA = ("dataset", "sampler", "batch_sampler", "collate function")
+_BY_STEP = ("model", "loss function", "trainer", "callback")
+_DECIDES = {
+    "rows": _BY_DATA,
+    "batch": _BY_DATA,
+    "losses": _BY_STEP,
+    "gradients": _BY_STEP,
+    "settings": ("scheduler", "callback", "optimizer", "trainer"),
+    "weights_after": ("optimizer", "callback", "trainer"),
+    "optimizer": ("optimizer", "callback", "trainer"),
+}
+_SEEDED = "draw from torch, numpy or random instead, which are seeded for each batch"
+_REMEDIES = {
+    "dataset": "make the row a function of its index, or draw from torch, numpy or random",
+    "sampler": "make the order a function of the epoch, in `set_epoch`",
+    "callback": "give the callback `state_dict` and `load_state_dict` with it",
+    "model": "register it as a buffer",
+    "loss function": "make the loss function a module, and this a buffer of it",
+    "trainer": "move it to a callback with `state_dict` and `load_state_dict`",
+    "optimizer": "keep it in the optimizer's `state` or `param_groups`, and these in its `state_dict`",
+    "scheduler": "compute the rate from the number that the schedule is called with",
+}
+
+
+class Place(NamedTuple):
+    """Something that a run may depend on.
+
+    Attributes:
+        role: of the object that has it, such as "dataset".
+        root: the object in words, such as "the callback EveryFive".
+        text: the place in words, such as "`count` of the callback EveryFive".
+        value: what is there.
+        put: assigns another value; None where that is an attribute of an object, or an item of a container.
+    """
+
+    role: str
+    root: str
+    text: str
+    value: Any
+    put: Callable[[Any], object] | None = None
+
+
+class Outside:
+    """Finds what the user's objects of a run keep, to compare two runs, and to give it back.
+
+    Args:
+        arguments: those of `train`.
+
+    Attributes:
+        places: all that have been found, by their texts.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self.places: dict[str, Place] = {}
+        self._arguments = arguments
+
+    def __call__(self, trainer: Trainer) -> dict[str, str]:
+        """Plain values as texts and others as digests, by the texts of their places."""
+        found = {place.text: place for place in self._walk(trainer) if _is_comparable(place.value)}
+        self.places |= found
+        return {text: _shown(place.value) for text, place in found.items()} | _states_of_optimizers(trainer)
+
+    def keep(self, before: Kept, trainer: Trainer) -> None:
+        """Keep all of it, and whatever contains it."""
+        for place in self._walk(trainer):
+            if place.put is not None:
+                before.call(place.put, place.value)
+            before.object(place.value)
+            _keep_contents(before, place.value)
+
+    def culprits(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: set[str], when: str) -> list[str]:
+        """Sentences about what differs between two runs before an update, of which a `part` then differs too.
+
+        Args:
+            part: one of `trace.PARTS`.
+            one: the update in the uninterrupted run.
+            other: the same in the other run.
+            ignored: texts of places that differ anyway.
+            when: completes "was 4 in the uninterrupted run and 0 ...".
+        """
+        texts = dict.fromkeys([*one.outside, *other.outside])
+        values = {text: (one.outside.get(text, _ABSENT), other.outside.get(text, _ABSENT)) for text in texts}
+        differing = [text for text, (first, second) in values.items() if first != second and text not in ignored]
+        places = [self.places.get(text, Place("optimizer", "", text, None)) for text in differing]
+        chosen = [each for each in places if each.role in _DECIDES.get(part, ())] or places
+        return [_sentence(each, *values[each.text], when) for each in chosen][:_MOST_NAMED]
+
+    def _walk(self, trainer: Trainer) -> Iterator[Place]:
+        """Every place once."""
+        seen: set[int] = {id(trainer.run_context)}
+        roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
+        places = (_within(Place(role, text, text, root), seen) for role, text, root in roots if root is not None)
+        return itertools.islice(itertools.chain.from_iterable(places), _MAX_PLACES)
+
+    def _roots(self, trainer: Trainer) -> Iterator[tuple[str, Any]]:
+        arguments = self._arguments
+        yield "trainer", trainer
+        loader = arguments.get("train_dataset")
+        yield "dataset", getattr(loader, "dataset", loader) if isinstance(loader, DataLoader) else loader
+        for name in ("sampler", "batch_sampler", "collate_fn"):
+            yield name.replace("collate_fn", "collate function"), getattr(loader, name, None)
+        yield "evaluation dataset", arguments.get("eval_dataset")
+        yield "collate function", arguments.get("collate_fn")
+        for name, value in (arguments.get("train_dataloader_kwargs") or {}).items():
+            yield ("collate function" if name == "collate_fn" else "sampler"), value
+        yield from (("callback", callback) for callback in trainer.callback_handler)
+        yield "loss function", trainer.loss_func
+        yield from (("model", module) for module in trainer.get_model().modules())
+        yield from (("optimizer", each) for each in _optimizers_of(trainer))
+        yield from (("scheduler", each) for each in (arguments.get("create_scheduler_fn"), trainer.scheduler))
+
+
+def _within(place: Place, seen: set[int], depth: int = 0) -> Iterator[Place]:
+    """The place and those below it."""
+    value = place.value
+    if isinstance(value, (torch.Tensor, np.ndarray)) and np.prod(value.shape) > _MAX_NUMBERS:
+        return
+    if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)) or type(value).__module__.startswith(
+        "pytorch_accelerated."
+    ):
+        return
+    is_first = isinstance(value, PLAIN) or id(value) not in seen
+    if not is_first or depth > _MAX_DEPTH:
+        return
+    seen.add(id(value))
+    yield place
+    if isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray)):
+        return
+    owner = place.root if depth == 0 else f"{_name_of(value)} in {place.root}"
+    for text, below, put in _parts(value, owner, place.text):
+        yield from _within(Place(place.role, place.root, text, below, put), seen, depth + 1)
+
+
+def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
+    """What an object consists of: in words, the value, and what assigns another one."""
+    if isinstance(value, _CONTAINERS):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        some = itertools.islice(items, _MAX_ITEMS)
+        yield from ((f"{place}[{key!r}]", item, None) for key, item in some if not isinstance(item, PLAIN))
+        return
+    yield from ((f"{place}.{name}", getattr(value, name), None) for name in _CALLS.get(type(value), ()))
+    if isinstance(value, types.FunctionType):
+        yield from _variables_of(value)
+    own = getattr(value, "__dict__", {})
+    yield from ((f"`{name}` of {owner}", each, None) for name, each in own.items() if name not in _left_out(value))
+    for kind in type(value).__mro__:
+        if kind.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        for name, each in vars(kind).items():
+            if isinstance(each, types.FunctionType):
+                yield place, each, None
+            elif not (name.startswith("__") or name in own) and _is_comparable(each):
+                yield f"`{name}` of {owner}", each, functools.partial(setattr, kind, name)
+
+
+def _left_out(value: Any) -> set[str]:
+    """Attributes that do not decide what an update computes, or are saved."""
+    if isinstance(value, torch.optim.Optimizer):
+        return _of_every_optimizer()
+    return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
+
+
+def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
+    """The variables of enclosing functions and of the module that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        text = f"`{name}`, a variable of {function.__qualname__},"
+        with contextlib.suppress(ValueError):  # it may have no value yet
+            yield text, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+    module = function.__globals__
+    owner = str(module.get("__name__")).replace("__mp_main__", "__main__")
+    for name in _names_in(function.__code__):
+        if name in module and isinstance(module[name], (*PLAIN, *GENERATORS, *_CONTAINERS, itertools.count)):
+            text = f"`{name}`, a variable of the module {owner},"
+            yield text, module[name], functools.partial(module.__setitem__, name)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, and the functions within it, use."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_in(inner)
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__name__))
+
+
+def _optimizers_of(trainer: Trainer) -> list[Any]:
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return list(optimizer) if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def _states_of_optimizers(trainer: Trainer) -> dict[str, str]:
+    """Digests of their live states, by name, because `state_dict` may leave something out."""
+    found = {}
+    for optimizer in _optimizers_of(trainer):
+        groups, state = getattr(optimizer, "param_groups", []), getattr(optimizer, "state", {})
+        entries = [state[each] for group in groups for each in group["params"] if each in state]
+        for name in dict.fromkeys(name for entry in entries for name in entry):
+            text = f"`{name}` in the state of the optimizer {_name_of(optimizer)}"
+            found[text] = f"<{digest([entry.get(name) for entry in entries])}>"
+    return found
+
+
+def _is_comparable(value: Any) -> bool:
+    """Whether a value is small and plain enough to tell whether two runs have the same."""
+    if isinstance(value, _CONTAINERS):
+        items = itertools.chain(value, value.values() if isinstance(value, dict) else ())
+        return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
+    return isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray, itertools.count))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
+        return f"<{digest(value)}>"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… <{digest(text)}>"
+
+
+def _sentence(place: Place, one: str, other: str, when: str) -> str:
+    text, remedy = place.text, _REMEDIES.get(place.role, "save it, or do without it")
+    if isinstance(place.value, GENERATORS):
+        remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
+        return f"{text} is a generator of its own, which no state saves: {remedy}"
+    if one.startswith("<") or other.startswith("<"):
+        return f"{text} was another one {when}: {remedy}"
+    values = [each.partition(" <")[0] for each in (one, other)]
+    return f"{text} was {values[0]} in the uninterrupted run and {values[1]} {when}: {remedy}"
+
+
+def _keep_contents(before: Kept, value: Any) -> None:
+    """Keep what is within a value that may be changed in place."""
+    if isinstance(value, torch.Tensor):
+        before.tensors([value] if value.is_contiguous() else [])
+    elif isinstance(value, np.ndarray):
+        before.call(np.copyto, value, value.copy()) if value.flags.writeable else None
+    elif isinstance(value, np.random.Generator):
+        before.call(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
+    elif isinstance(value, GENERATORS):
+        generator: Any = value
+        before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
+    elif isinstance(value, (list, set, dict, deque)):
+        before.contents(value)
+
+
+@functools.cache
+def _of_every_optimizer() -> set[str]:
+    """The attributes that torch gives to all optimizers and schedules, which states have or which do not matter."""
+    return set(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"step", "_opt_called", "_step_count"}

@@ -1,0 +1,153 @@
+"""Jobs that take a few lines each time: cross-validation, and fine-tuning."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
+from pytorch_accelerated.data.rows import as_array_dataset
+from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.extras.optimizers import param_groups
+from pytorch_accelerated.facts.trees import merged
+from pytorch_accelerated.schedulers.cosine_scheduler import one_cycle
+from pytorch_accelerated.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.record.history import RunHistory
+
+
+class CrossValidation(NamedTuple):
+    """The result of `cross_validate`.
+
+    Attributes:
+        predictions: for each row by the model that was not trained on it, in the order of the dataset; nested tensors
+            as `Trainer.predict` returns them.
+        histories: the run history of each fold.
+        trainers: the trainer of each fold, with its model.
+    """
+
+    predictions: Any
+    histories: list[RunHistory]
+    trainers: list[Trainer]
+
+
+def cross_validate(
+    make_trainer: Callable[[int], Trainer],
+    dataset: Any,
+    splits: Iterable[tuple[Sequence[int], Sequence[int]]],
+    num_epochs: int | None,
+    **train_arguments: Any,
+) -> CrossValidation:
+    """Train a model for each fold, and predict the rows that it has not seen. Must be called by all ranks.
+
+    ::
+
+        splits = sklearn.model_selection.StratifiedKFold(5, shuffle=True, random_state=0).split(inputs, targets)
+        result = cross_validate(make_trainer, (inputs, targets), splits, num_epochs=10)
+
+    Args:
+        make_trainer: makes a trainer with a new model, from the number of the fold, counted from 0.
+        dataset: a map-style dataset, or arrays, as `Trainer.train` takes them.
+        splits: for each fold the rows to train on, and those to hold out, as scikit-learn's splitters give them.
+        num_epochs: of each run.
+        train_arguments: further ones of `Trainer.train`; the held-out rows are the evaluation set. In a path for
+            `resume_from`, ``{fold}`` stands for the number of the fold: ``resume_from="states/{fold}"``.
+
+    Returns:
+        Predictions, histories and trainers.
+
+    Raises:
+        TypeError: if `splits` is a splitter, not what it returns, or `eval_dataset` is given.
+        ConfigurationError: if all folds would resume from one folder.
+        DataError: if the folds do not hold out each row exactly once.
+    """
+    resume_from = train_arguments.pop("resume_from", None)
+    if resume_from is not None and "{fold}" not in str(resume_from):
+        raise ConfigurationError(
+            f"All folds would resume from {str(resume_from)!r}, and know the rows that they hold out. Give each fold a "
+            'folder of its own: save to f"states/{fold}" in `make_trainer`, and pass resume_from="states/{fold}".'
+        )
+    arrays = as_array_dataset(dataset)
+    rows = dataset if arrays is None else arrays
+    folds = [(np.asarray(train).tolist(), np.asarray(held_out).tolist()) for train, held_out in splits]
+    order = list(itertools.chain.from_iterable(held_out for _, held_out in folds))
+    if sorted(order) != list(range(len(rows))):
+        raise DataError(
+            f"The folds hold out {len(order)} rows, {len(set(order))} different ones, but the dataset has {len(rows)}: "
+            "each must be held out once. Use a splitter such as KFold or StratifiedKFold."
+        )
+    trainers, histories, predictions = [], [], []
+    for number, (train, held_out) in enumerate(folds):
+        trainer = make_trainer(number)
+        unseen = Subset(rows, held_out)
+        state = None if resume_from is None else str(resume_from).replace("{fold}", str(number))
+        history = trainer.train(Subset(rows, train), num_epochs, unseen, resume_from=state, **train_arguments)
+        histories.append(history)
+        size = train_arguments.get("per_device_batch_size", 8)
+        predictions.append(trainer.predict(unseen, per_device_batch_size=size))
+        trainers.append(trainer)
+    place = torch.argsort(torch.tensor(order))
+    return CrossValidation(merged(lambda parts: torch.cat(parts)[place], predictions), histories, trainers)
+
+
+def fine_tune(
+    model: nn.Module,
+    loss_func: Callable[..., Any] | None,
+    train_dataset: Any,
+    num_epochs: int,
+    eval_dataset: Any = None,
+    *,
+    head: str | None = None,
+    freeze_epochs: int = 1,
+    lr: float = 2e-3,
+    layer_decay: float = 0.75,
+    weight_decay: float = 0.01,
+    callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+    metrics: Any = None,
+    seed: int | None = None,
+    **train_arguments: Any,
+) -> Trainer:
+    """Train a model whose head is new: the head first, then all of it, with lower rates for earlier layers.
+
+    ::
+
+        model = torchvision.models.resnet18(weights="DEFAULT")
+        model.fc = nn.Linear(512, 10)
+        trainer = fine_tune(model, nn.CrossEntropyLoss(), train_set, 5, eval_set, per_device_batch_size=64)
+
+    One run of AdamW with `one_cycle`, so that it can be resumed, watched and saved like any other. Must be called by
+    all ranks.
+
+    Args:
+        model: the model.
+        loss_func, train_dataset, eval_dataset: see `Trainer`.
+        num_epochs: in which all is trained, after `freeze_epochs`.
+        head: a regular expression for the names of the parameters of the head; default: the last module of the model.
+        freeze_epochs: the epochs before, in which only the head is trained.
+        lr: the highest learning rate of the last layer.
+        layer_decay: the rate of a layer as a multiple of that of the layer after it; see `param_groups`.
+        weight_decay: of AdamW, for all but biases and norms.
+        callbacks, metrics, seed: see `Trainer`.
+        train_arguments: further ones of `Trainer.train`.
+
+    Returns:
+        The trainer, after its run.
+    """
+    if head is None:
+        head = f"^{re.escape([name for name, _ in model.named_children()][-1])}[.]"
+    groups = param_groups(model, lr=lr, no_decay=True, layer_decay=layer_decay)
+    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
+    stages = {1: head, freeze_epochs + 1: "."} if freeze_epochs else {1: "."}
+    trainer = Trainer(model, loss_func, optimizer, [UnfreezeCallback(stages), *callbacks], metrics=metrics, seed=seed)
+    settings = {"create_scheduler_fn": one_cycle(), **train_arguments}
+    trainer.train(train_dataset, freeze_epochs + num_epochs, eval_dataset, **settings)
+    return trainer

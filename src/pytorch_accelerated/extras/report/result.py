@@ -1,0 +1,228 @@
+"""The callback that keeps the result of a run in a file of JSON, for programs that drive runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.callbacks import TrainerCallback, never_ends_a_run, watched_metrics
+from pytorch_accelerated.extras.report.contents import json_value, plain_notes, spike_in_words, write_whole
+from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
+
+if TYPE_CHECKING:
+    from pytorch_accelerated import Trainer
+
+FORMAT = 1
+_SECONDS_BETWEEN_WRITES = 10.0
+_SHARE_OF_SLOW_DATA = 0.5
+_MAX_ALERTS = 100
+
+
+@never_ends_a_run
+class ResultCallback(TrainerCallback):
+    """Keeps the result of a run in a JSON file, which is there from the start of the run and whole at any time.
+
+    ::
+
+        Trainer(..., callbacks=[*DEFAULT_CALLBACKS, ResultCallback("runs/7/result.json", notes={"lr": 0.01})])
+
+    It has the status and the reason for it, the best value with its epoch, the last value of each metric, seconds,
+    memory, the error with its notes, alerts, and where other callbacks have saved their files.
+    `docs/how_to/programs.md` has the table, and a program that drives runs with it. The time in ``updated`` is the
+    heartbeat: the file is written when the run starts and ends, after each epoch, and in between every 10 seconds or 64
+    updates, whichever takes longer. A status other than "running" is final.
+
+    Rank 0 writes. A resumed run continues its result. If something fails, there is one warning, and the run continues.
+    Put the callback after those that record metrics and save files.
+
+    Args:
+        path: the file, which replaces an existing one. Missing folders are created.
+        watch_metric: the metric whose best value is the run's; by default the first one that another callback watches,
+            else the loss of evaluations, or of training without any. More of it is better if a callback that watches it
+            says so, or else if words in its name do, such as accuracy.
+        notes: facts of your own to keep: plain values by name.
+    """
+
+    takes_part_in_preflight = False
+    ranks_agree_after_each_update = False
+    _told_apart_by = "path"
+    _ranks: Any = None
+    _began: float | None = None
+    _started = _seconds_before = _next_write = 0.0
+    _skipped_updates = 0
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "result.json",
+        watch_metric: str | None = None,
+        *,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.watch_metric = watch_metric
+        self.notes = plain_notes(notes)
+        self._alerts: list[dict[str, Any]] = []
+        self._ending: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Begin the result, or continue that of the run that is being resumed."""
+        self._begin(trainer)
+        self._write(trainer)
+
+    def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Note skipped updates, and write the result, if it is time."""
+        number = trainer.run_state.skipped_updates - self._skipped_updates
+        self._skipped_updates += number
+        # Without the policy they are those of the scaler of fp16, which finds its scale by such updates.
+        if number > 0 and trainer.run_context.settings.nonfinite_policy is not None:
+            text = f"{number} update{'s' if number > 1 else ''} skipped, gradients not finite"
+            self._add_alert(trainer, "non-finite loss", text)
+        if time.monotonic() >= self._next_write:
+            self._write(trainer)
+
+    on_eval_epoch_end = on_step_records
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Write the result of the epoch, and note if it waited for data for half of its time, or for a rank.
+
+        Raises:
+            UnknownMetricError: if the watched metric has no value, which is shown as a warning.
+        """
+        for timing in trainer.run_history.timings[-1:]:
+            if timing.is_slowed_by_data(_SHARE_OF_SLOW_DATA):
+                waited = f"waited for data {timing.data_wait_share:.0%} of the time"
+                text = f"{waited}, {timing.data_wait_seconds:.3g} of {timing.seconds:.3g} s"
+                self._add_alert(trainer, "slow data", text)
+        slow_rank = trainer.run_history.slow_rank
+        if slow_rank is not None:
+            self._add_alert(trainer, "slow rank", slow_rank.in_words())
+        self._write(trainer)
+        if self.watch_metric is not None:
+            trainer.run_history.get_latest_metric(self.watch_metric)
+
+    def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
+        """Note the loss."""
+        self._add_alert(trainer, "non-finite loss", f"{metric_name}, in batch {step} of epoch {epoch}")
+
+    def on_loss_spike(self, trainer: Trainer, **spike: Any) -> None:
+        """Note the spike that a `LossSpikeCallback` has found, with its samples."""
+        self._add_alert(trainer, "loss spike", spike_in_words(**spike), update=spike["last_update"])
+
+    def on_stop_training_error(self, trainer: Trainer, reason: str = "", **kwargs: Any) -> None:
+        """Note why the run stops. The result is written when it has."""
+        self._ending |= {"status": "stopped", "reason": reason}
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Write the result, with the error if a loss or parameter that is not finite has ended the run."""
+        failure = trainer.run_context.stopping.failure
+        if failure is not None:
+            self._fail(failure)
+            noted = {(alert["kind"], alert["epoch"]) for alert in self._alerts}
+            # A callback that ends the run keeps `on_non_finite_loss` from those behind it.
+            if ("non-finite loss", trainer.run_history.current_epoch) not in noted:
+                self._add_alert(trainer, "non-finite loss", str(failure))
+        elif self._ending["status"] == "running":
+            self._ending["status"] = "finished"
+        self._write(trainer)
+
+    def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
+        """Write the result with the error, also of a run that has failed before its first update."""
+        if trainer.run_context.training is not None:
+            self._begin(trainer)
+            self._fail(exception)
+            self._write(trainer)
+
+    def saved_places(self) -> dict[str, str]:
+        """The file; for the summary of a run."""
+        return {"result": str(self.path)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """When the run started, its seconds and its alerts. Must be called by all ranks."""
+        state = {"started": self._started, "seconds": self._seconds, "alerts": self._alerts}
+        return state if self._ranks is None else self._ranks.from_first(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the result of the run that is being resumed."""
+        self._loaded = state
+
+    @property
+    def _seconds(self) -> float:
+        return self._seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Begin the result of the call, unless this has been done."""
+        context = trainer.run_context
+        if self._began == context.stopping.began:
+            return
+        before = self._loaded if context.resumed_from is not None else {}
+        self._loaded, self._ranks, self._began = {}, context.ranks, context.stopping.began
+        self._started = before.get("started", time.time() - time.monotonic() + context.stopping.began)
+        self._seconds_before, self._alerts = before.get("seconds", 0.0), before.get("alerts", [])
+        self._skipped_updates = context.state.skipped_updates
+        self._ending = {"status": "running", "reason": "", "error": None}
+
+    def _fail(self, error: BaseException) -> None:
+        facts = {"type": type(error).__name__, "message": str(error), "notes": getattr(error, "__notes__", [])}
+        reason = f"{type(error).__name__}: {error}".strip(": ")
+        self._ending = {"status": "failed", "reason": reason, "error": facts}
+
+    def _add_alert(self, trainer: Trainer, kind: str, text: str, **at: Any) -> None:
+        if trainer.run_context.training is not None:
+            place = {"epoch": trainer.run_history.current_epoch, "update": trainer.run_history.updates_done}
+            alert = {"kind": kind, "text": text, "time": time.time(), **place, **at}
+            self._alerts = [*self._alerts, alert][-_MAX_ALERTS:]
+
+    def _write(self, trainer: Trainer) -> None:
+        """Write the result, on rank 0, if the call is one of `train`."""
+        context, history = trainer.run_context, trainer.run_history
+        if context.training is None or not context.ranks.is_first:
+            return
+        self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
+        config = {} if context.config is None else context.config.to_dict()
+        if context.given.seed is None:  # not what somebody chose, so no seed to pair runs by
+            config.pop("seed", None)
+        latest = [history.latest_record(name) for name in history.get_metric_names()]
+        result = {
+            "format": FORMAT,
+            **self._ending,
+            "started": self._started,
+            "updated": time.time(),
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "epoch": context.state.epoch_of_progress(history.current_epoch),
+            "updates": history.updates_done,
+            "seconds": self._seconds,
+            "startup_seconds": context.stopping.startup_seconds,
+            "peak_memory": next((record.peak_memory for record in history.step_records[-1:]), None),
+            "best": self._best(trainer),
+            "metrics": {record.name: record.value for record in latest if record and record.is_scalar},
+            "alerts": self._alerts,
+            "files": _files_of(trainer.callback_handler),
+            "config": config,
+            "notes": self.notes,
+        }
+        write_whole(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", self.path)
+
+    def _best(self, trainer: Trainer) -> dict[str, Any] | None:
+        """The best value with its place; None before the first one."""
+        watched = watched_metrics(trainer.callback_handler)
+        usual = "train_loss_epoch" if trainer.eval_dataset is None else "eval_loss_epoch"
+        name = self.watch_metric or next(iter(watched), usual)
+        greater = watched.get(name, bool(greater_is_better(role_and_quantity(name)[1])))
+        record = trainer.run_history.best_record(name, greater)
+        return record and {**record._asdict(), "greater_is_better": greater}
+
+
+def _files_of(callbacks: Iterable[Any]) -> dict[str, str]:
+    """What callbacks have saved, each with its absolute path; two of one kind are told apart by their paths."""
+    files: dict[str, str] = {}
+    for callback in callbacks:
+        for what, path in callback.saved_places().items() if hasattr(callback, "saved_places") else ():
+            files[f"{what} {path}" if what in files else what] = os.path.abspath(path)
+    return files

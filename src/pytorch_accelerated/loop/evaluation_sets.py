@@ -1,0 +1,85 @@
+"""Several evaluation sets, of which one is the trainer's at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from pytorch_accelerated.callbacks.handler import CallbackHandler
+from pytorch_accelerated.facts.names import own_events
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.ranks.kept import kept
+
+
+class EvaluationSets:
+    """Makes one evaluation set after the other the current one.
+
+    Args:
+        context: of the call.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sets; one empty name if there is one set, which has none."""
+        return list(self._context.loaders.eval_sets) or [""]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether, in an evaluation, no other set comes after the current one."""
+        return self._context.state.evaluated_sets + 1 >= len(self.names)
+
+    @contextlib.contextmanager
+    def current(self, name: str) -> Iterator[None]:
+        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics are those of a set."""
+        if not name:
+            yield
+            return
+        trainer, loaders = self._context.trainer, self._context.loaders
+        given, first = trainer.eval_dataset, (loaders.eval, loaders.eval_kwargs)
+        trainer.eval_dataset = loaders.eval_sets[name]
+        loaders.eval, loaders.eval_kwargs = loaders.further_eval.get(name, first)
+        try:
+            with self._context.history.measuring_on(name):
+                yield
+        finally:
+            trainer.eval_dataset = given
+            if name in loaders.further_eval:
+                loaders.further_eval[name] = loaders.eval, loaders.eval_kwargs
+                loaders.eval, loaders.eval_kwargs = first
+
+    def evaluate(self, **kwargs: Any) -> None:
+        """Evaluate each set, in order. A resumed run leaves out those done before.
+
+        Args:
+            kwargs: for the trainer's `_run_eval_epoch`.
+        """
+        state, names = self._context.state, self.names
+        if state.evaluated_sets >= len(names):  # there were more in the run that is resumed
+            state.evaluated_sets = 0
+        for name in names[state.evaluated_sets :]:
+            with self.current(name):
+                self._context.trainer._run_eval_epoch(self._context.loaders.eval, **kwargs)
+            state.evaluated_sets += 1
+        state.evaluated_sets = 0
+
+    def evaluate_other_model(self, model: nn.Module, *, metric_name_prefix: str, callbacks: Iterable[Any] = ()) -> None:
+        """Evaluate `model` instead of the trainer's, for callbacks in `on_eval_epoch_end`. All ranks must call it.
+
+        Args:
+            model: the model, on the trainer's device.
+            metric_name_prefix: the prefix of every metric that is recorded meanwhile.
+            callbacks: the callbacks whose events are emitted meanwhile.
+        """
+        context = self._context
+        handler = CallbackHandler(callbacks, custom_events=own_events(context.trainer))
+        with kept() as before, context.stopping.finishing_passes():
+            before.attributes(context, model=model, callbacks=handler)
+            before.call(context.history.set_metric_name_prefix, context.history.metric_name_prefix)
+            context.history.set_metric_name_prefix(metric_name_prefix)
+            context.trainer._run_eval_epoch(context.loaders.eval)

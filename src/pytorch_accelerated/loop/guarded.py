@@ -1,0 +1,271 @@
+"""Looks for NaN in backward passes, or skips updates whose loss or gradient is NaN or infinite, as the run asks.
+
+`docs/design/failing-updates.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.errors import NonFiniteLossError
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.step import Call, Step
+from pytorch_accelerated.ranks.compat.torch import stored_values, tensor_stores
+from pytorch_accelerated.ranks.held import held_parts
+from pytorch_accelerated.ranks.kept import Kept
+from pytorch_accelerated.ranks.numerics import FirstNonFinite, is_all_finite, listed
+from pytorch_accelerated.ranks.sharding import own_part
+from pytorch_accelerated.ranks.wrappers import bare_model
+from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.states.weights import are_finite
+
+
+class RollBack(Exception):
+    """Ends the current work on all ranks, so that the run can resume from a training state.
+
+    Attributes:
+        state: the folder of that state.
+    """
+
+    def __init__(self, state: Path) -> None:
+        super().__init__()
+        self.state = state
+
+
+def savers_among(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
+    """The callbacks that save training states."""
+    return [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
+
+
+class FiniteLossTracker(LossTracker):
+    """The mean of the finite losses; the others are ignored.
+
+    Attributes:
+        of_update: the losses since this was cleared, finite or not, on their device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(leaves_out_non_finite=True)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.of_update: list[Any] = []
+
+    def update(self, loss_batch_value: torch.Tensor | float, batch_size: Any = 1) -> None:
+        """Add the mean loss of a batch."""
+        super().update(loss_batch_value, batch_size)
+        # Otherwise the loss is a mean over nothing.
+        counts = isinstance(batch_size, torch.Tensor) or batch_size != 0
+        self.of_update.append(self._pending_losses[-1] if counts else 0.0)
+
+
+class AnomalyStep(Step):
+    """A step with torch's anomaly detection: the first NaN in a backward pass is an error."""
+
+    def update(self, update: Update) -> None:
+        """One update."""
+        with torch.autograd.set_detect_anomaly(True):
+            super().update(update)
+
+
+class Beginnings:
+    """Keeps what updates change before they are applied: gradients, buffers and generators, but not the parameters.
+
+    Args:
+        context: of the run, whose model is prepared.
+    """
+
+    def __init__(self, context: Context) -> None:
+        holder = context.holder
+        roots = [part for part in (context.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
+        modules = list({id(module): module for root in roots for module in root.modules()}.values())
+        self._stores = [tensor_stores(module) for module in modules]
+        found = [value for each in (holder, *modules) for value in vars(each).values()]
+        self._own_generators = [value for value in found if isinstance(value, torch.Generator)]
+
+    def kept(self, parameters: Iterable[torch.Tensor]) -> Kept:
+        """What an update begins with.
+
+        Args:
+            parameters: of the optimizer.
+        """
+        of_modules = (each for store, _ in self._stores for each in store.values() if each is not None)
+        everything = {id(each): each for each in (*of_modules, *parameters)}
+        kept = Kept()
+        kept.generators()
+        for generator in self._own_generators:
+            kept.call(generator.set_state, generator.get_state())
+        kept.gradients(list(everything.values()))
+        kept.tensors(
+            buffer
+            for _, store in self._stores
+            for buffer in store.values()
+            # Tensors whose elements share memory cannot be written to.
+            if buffer is not None
+            and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        )
+        return kept
+
+
+class GuardedStep(Step):
+    """A step that undoes an update whose losses or gradients are not finite.
+
+    Attributes:
+        before_update: what the current update began with.
+    """
+
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        assert isinstance(context.losses, FiniteLossTracker)
+        self._beginnings = Beginnings(context)
+        self.before_update = Kept()
+        self._losses = context.losses
+        # Updates that could not be applied, by the number of updates before them.
+        self._left_out: set[int] = set()
+
+    def update(self, update: Update) -> None:
+        """One update, unless the run went back in order to leave this one out."""
+        if self.context.state.updates in self._left_out:
+            self._pass_over(update)
+            return
+        self._losses.of_update.clear()
+        self.before_update = self._beginnings.kept(self.parameters())
+        super().update(update)
+
+    def release(self) -> None:
+        """Drop what the last update began with, too."""
+        super().release()
+        self.before_update = Kept()
+
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+        """Apply the gradients if they are finite. Waits for the device once. Must be called by all ranks.
+
+        Raises:
+            NonFiniteLossError: if too many updates in a row were not finite.
+            RollBack: if the run should go back to a training state.
+        """
+        if self._is_finite(is_skipped):
+            super().finish(calls, is_skipped=is_skipped)
+            return
+        ranks, settings, saves = self.context.ranks, self.context.settings, self.context.saves
+        message = self._description()
+        is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
+        batch = self.micro_batch.batch
+        self._give_back()
+        if is_last_bad and ranks.count == 1:
+            message += self._origin(batch)
+        last = self.context.state.updates + 1
+        self._left_out.add(last - 1)
+        good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
+        if last - good > settings.max_skipped_updates:
+            raise NonFiniteLossError(
+                f"{message} None of the updates {good + 1} to {last} could be applied, more in a row than "
+                f"`max_skipped_updates` ({settings.max_skipped_updates}) allows, so the weights are those after update "
+                f"{good}. Look for bad values in the data, and for a division, root or logarithm of 0 in the loss."
+            )
+        if settings.nonfinite_policy == "rollback":
+            saves.finish()
+            state = ranks.do_on_first(lambda: saves.newest_whole(self.context.resumed_from))
+            if state is not None:
+                warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
+                raise RollBack(state)
+            message += " There is no training state of this run to go back to."
+        warn_user(ranks, f"{message} The update is left out; everything it would have changed is as before.")
+        super().finish((), is_skipped=True)
+
+    def record(self, history: Any) -> None:
+        """Also record how many updates of the run have been skipped so far, if any."""
+        super().record(history)
+        if self.context.state.skipped_updates:
+            history.update_metric("skipped_updates", self.context.state.skipped_updates)
+
+    def _is_finite(self, is_skipped: bool) -> bool:
+        ranks = self.context.ranks
+        losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self._losses.of_update]
+        # fp16's scaler skips what it found infinite.
+        gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
+        is_finite = torch.stack([flag.to(ranks.device) for flag in (*losses, *gradients)]).all()
+        return not ranks.sum_on_device((~is_finite).float()).item()
+
+    def _give_back(self) -> None:
+        self.before_update.restore()
+        scaler = self.context.accelerator.scaler
+        if scaler is not None:  # it has checked the gradients and waits to be told the result
+            scaler.update()
+        self.context.emitter.defer(self.context.trainer.optimizer_zero_grad)
+
+    def _origin(self, batch: Any) -> str:
+        """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.
+
+        The update has been given back, so weights, buffers and generators are those that it began with. Afterwards they
+        are so again.
+        """
+        if not is_all_finite(batch):
+            return " The batch itself has values that are NaN or infinite."
+        first = FirstNonFinite()
+        try:
+            with torch.no_grad(), first.watching(bare_model(self.context.model)):
+                output = self.context.trainer.calculate_train_batch_loss(batch)
+        except Exception:  # a second pass may not fit into memory, or the hook may count its calls
+            return ""
+        finally:
+            self.before_update.restore()
+        if first.names:
+            return f" The first outputs that are not finite are those of the module {listed(first.names)}."
+        if is_all_finite(output.get("loss")):
+            return ""  # dropout before this batch of the update may have drawn differently
+        return " The outputs of all modules are finite, so it comes from the loss function."
+
+    def _pass_over(self, update: Update) -> None:
+        """Consume the batches of an update. No batch event is emitted, since no batch is computed."""
+        for micro_batch in update.micro_batches:
+            self.context.state.batches_in_epoch += not micro_batch.is_borrowed
+        self.current = update
+        super().finish((), is_skipped=True)
+
+    def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters with gradients, and the values of these; for sharded ones, this rank's shard."""
+        found = []
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                values = stored_values(own_part(parameter.grad))
+                if values.numel():
+                    found.append((parameter, values))
+        return found
+
+    def _description(self) -> str:
+        """A sentence with the update's error and its position. Must be called by all ranks."""
+        context, ranks, losses = self.context, self.context.ranks, self._losses.of_update
+        last = context.state.batches_in_epoch - 1
+        first = min(last, last + 1 - len(losses))
+        own = [str(first + index) for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        reasons = [
+            f"the loss of batch {', '.join(batches)}{f' on rank {rank}' * (ranks.count > 1)} is NaN or infinite"
+            for rank, batches in enumerate(ranks.exchange(own))
+            if batches
+        ]
+        names = {id(parameter): name for name, parameter in bare_model(context.model).named_parameters()}
+        own_bad = [
+            names.get(id(parameter), "a parameter that is not the model's")
+            for parameter, values in self._gradients()
+            if not torch.isfinite(values).all()
+        ]
+        bad = list(dict.fromkeys(name for of_rank in ranks.exchange(own_bad) for name in of_rank))
+        if bad:
+            reasons.append(f"there are NaN or infinite values in the gradient of {listed(bad)}")
+        batches = f"batches {first} to {last}" if first < last else f"batch {last}"
+        epoch, number = context.history.current_epoch, context.state.updates + 1
+        return (
+            f"In epoch {epoch}, update {number} of the run ({batches} of the epoch, counted from 0) cannot be applied: "
+            f"{', and '.join(reasons)}."
+        )

@@ -1,0 +1,367 @@
+"""Prepares what a call of the trainer needs before its loop begins: loaders, model, run config, scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
+from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.data.adapting import close_loader, distribute_loader, refuse_empty, refuse_other_order
+from pytorch_accelerated.data.building import (
+    DataLoaderSlice,
+    build_loader,
+    check_dataset,
+    default_loader_kwargs,
+    named_sets,
+)
+from pytorch_accelerated.data.planned_loader import PlannedLoader
+from pytorch_accelerated.data.resuming import data_facts, role_of_set
+from pytorch_accelerated.data.run_plan import RunPlan
+from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
+from pytorch_accelerated.facts.seeding import mixed_seed, set_seed
+from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.hooks import overrides
+from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
+from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
+from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated.states.optimizers import optimizer_settings, replaced_settings
+
+
+def prepare_training(
+    context: Context,
+    train_dl_kwargs: Mapping[str, Any] | None,
+    eval_dl_kwargs: Mapping[str, Any] | None,
+    state: Path | None,
+    *,
+    resets_history: bool,
+) -> None:
+    """Create the loaders, the prepared model, the run config, the scheduler and the step of a training run.
+
+    Args:
+        context: of the new run.
+        train_dl_kwargs, eval_dl_kwargs: the user's arguments.
+        state: the training state that the run is resumed from, if any.
+        resets_history: whether the run history starts over.
+    """
+    trainer, settings, loaders, training = context.trainer, context.settings, context.loaders, context.training
+    if resets_history:
+        context.history.reset()
+        context.epochs_before = 0
+    else:
+        context.epochs_before += context.state.epochs
+    context.states.choose_seed(state)
+    context.states.resume_from(state)
+    context.number += 1
+    if context.given.seed is not None:
+        set_seed(mixed_seed("run", int(context.given.seed), context.ranks.index, context.number))
+    context.state = RunState()
+    if isinstance(context.model, nn.Module):
+        context.model.zero_grad()  # an interrupted run may have left half of an update
+    if settings.overfit_batches is not None:
+        train_dl_kwargs = {**(train_dl_kwargs or {}), "shuffle": False}
+    loaders.train_kwargs, loaders.eval_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
+    loaders.train = trainer.create_train_dataloader(settings.per_device_batch_size, train_dl_kwargs)
+    if settings.overfit_batches is None:
+        eval_batch_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
+        _make_eval_loaders(context, eval_batch_size, eval_dl_kwargs)
+    else:
+        _overfit(context, settings.overfit_batches, train_dl_kwargs)
+    trainer._prepare_model_optimizer_and_dataloaders()
+    settings = context.settings  # it may have found out the number of updates
+    if any(isinstance(callback, SaveTrainingStateCallback) for callback in context.callbacks):
+        # It fetches rows: now, not when a signal urgently asks for a state.
+        data_facts(train=loaders.train, eval=loaders.eval)
+        data_facts(**loaders.eval_by_name)
+    plan, is_known = context.plan, settings.limit in (None, "max_num_train_steps")
+    context.config = trainer._create_run_config(
+        settings.per_device_batch_size,
+        settings.num_epochs if is_known or plan is None else None,
+        settings.gradient_accumulation_steps,
+        settings.max_num_train_steps if is_known or plan is None else plan.num_updates,
+        settings.gradient_clip_value,
+    )
+    training.make_step(steps_scheduler=_make_scheduler(context))
+    if state is not None:
+        asked = optimizer_settings(context.optimizer, has_schedule=context.scheduler is not None)
+        context.states.resume(state)
+        _continue_plan(context)
+        _warn_of_replaced_settings(context, asked)
+    if context.left_out:
+        context.print(f"Leaving out of the training data: {'; '.join(map(str, context.left_out))}")
+
+
+def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
+    """Create the loader, the prepared model and the run config of `evaluate`; see `prepare_training`."""
+    context.states.choose_seed()
+    context.state.evaluated_sets = 0  # an evaluation that failed may have left it
+    context.loaders.train = None
+    context.loaders.eval_kwargs = dict(dl_kwargs or {})
+    _make_eval_loaders(context, batch_size, dl_kwargs)
+    context.trainer._prepare_model_optimizer_and_dataloaders()
+    context.config = context.trainer._create_run_config(batch_size, None, 1, None, None)
+
+
+def prepare_model(context: Context, *, for_training: bool) -> None:
+    """Move the model to its device, and wrap what must be wrapped."""
+    held = held_parts(context.holder)
+    context.mode = OptimizerMode(optimizers_of(context.holder, held).values())
+    if for_training:
+        outside = trained_outside(context.holder, held)
+        refuse_outside(outside, context.accelerator, context.model, context.ranks)
+        share_values(held, context.ranks)
+    prepared = PreparedModel(
+        context.accelerator,
+        context.model,
+        context.optimizer,
+        for_training=for_training,
+        compile_arguments=context.given.compile_model,
+    )
+    if context.ranks.count > 1 and not for_training and not has_shards(prepared.model):
+        # Nothing else ensures that all ranks evaluate the same model.
+        context.ranks.copy_from_first([parameter.data for parameter in context.model.parameters()])
+    context.prepared, context.model, context.optimizer = prepared, prepared.model, prepared.optimizer
+
+
+def prepare_loaders(context: Context) -> None:
+    """Distribute the loaders over the ranks.
+
+    Raises:
+        DataError: if one of them has no batch.
+    """
+    loaders = context.loaders
+    if loaders.train is not None:
+        loaders.train = distributed(context, loaders.train, loaders.train_kwargs, role="train")
+        plan = _make_plan(context)
+        refuse_empty(loaders.train, "train on")
+        num_passes = context.settings.passes_over(loaders.train.num_updates, plan.num_updates)
+        loaders.train.expect_passes(num_passes, context.print)
+    for name in context.evaluation_sets.names if loaders.eval is not None else ():
+        with context.evaluation_sets.current(name):
+            role = role_of_set(name) if name in loaders.further_eval else "eval"
+            loaders.eval = distributed(context, loaders.eval, loaders.eval_kwargs, role=role)
+            context.trainer._check_eval_batch_size()
+            if loaders.train is not None:
+                loaders.eval.expect_passes(num_passes, context.print)
+
+
+def distributed(
+    context: Context, loader: Any, dl_kwargs: Mapping[str, Any] | None, role: str | None = None
+) -> RunLoader:
+    """This rank's part of the user's `loader`.
+
+    Args:
+        context: of the call.
+        loader: any iterable of batches.
+        dl_kwargs: the user's arguments for it.
+        role: of the loader in a run that may be resumed.
+    """
+    if isinstance(loader, DataLoaderSlice):
+        return distributed(context, loader.dl, dl_kwargs, role).limited(loader.slice_size)
+    return distribute_loader(
+        loader,
+        context.ranks,
+        seed=context.seed,
+        saved_seed=context.states.saved_seed(role),
+        accumulation_steps=context.settings.gradient_accumulation_steps,
+        is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
+        tell=context.print,
+    )
+
+
+def prediction_loader(
+    dataset: Any, batch_size: int, dl_kwargs: Mapping[str, Any] | None, collate_fn: Callable[..., Any] | None
+) -> Any:
+    """The loader of a prediction; see `Trainer.predict`."""
+    check_dataset(dataset)
+    defaults = default_loader_kwargs(dataset, batch_size=batch_size, shuffle=False)
+    return build_loader(dataset, defaults, dl_kwargs, collate_fn)
+
+
+@contextlib.contextmanager
+def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
+    """This rank's part of `loader`, for the model in its current form, within a run or outside of one."""
+    if context.prepared is None:
+        context.states.choose_seed()
+        prepare_model(context, for_training=False)
+    adapted = distributed(context, loader, dl_kwargs)
+    try:
+        yield adapted
+    finally:
+        close_loader(adapted)
+
+
+def _make_plan(context: Context) -> RunPlan:
+    """Note what determines the rows of each update, and leave out what the run is planned without. Returns the plan."""
+    settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
+    loader, epochs = train, settings.num_epochs if settings.limit is None else None
+    for callback in context.callbacks:
+        if isinstance(callback, LimitBatchesCallback):  # it will limit the loader when the run starts
+            loader = loader.limited(callback.num_batches)
+    context.plan = RunPlan(loader, context.seed, RunState(), context.epochs_before, epochs, updates)
+    if context.resumed_from is None and settings.leave_out is not None:
+        context.left_out = context.plan.leaving_out(**settings.leave_out, is_planned=True)
+    planned = [each for each in context.left_out if each.planned_for is not None]
+    if planned:
+        train.leave_out(planned)
+        train.set_epoch(planned[0].planned_for)
+    context.plan = plan = _with_end(context.plan, settings.max_samples)
+    return plan
+
+
+def _with_end(plan: RunPlan, max_samples: int | None) -> RunPlan:
+    """A plan with the number of updates after which `max_samples` ends the run; for a stream, it is unknown."""
+    if max_samples is None or not isinstance(plan.loader, PlannedLoader):
+        return plan
+    updates = dataclasses.replace(plan, num_updates=None).update_of_sample(max_samples)
+    return dataclasses.replace(plan, num_updates=updates)
+
+
+def _continue_plan(context: Context) -> None:
+    """Note where the run is resumed, and leave out what it leaves out from there on.
+
+    What the state leaves out already is left out once: a script that is killed is started again as it stands.
+    """
+    assert context.plan is not None
+    state = context.state
+    if state.updates and not state.samples and isinstance(context.plan.loader, PlannedLoader):  # an older state
+        _, windows = context.plan.loader.detached().windows(needs_rows=False)
+        state.samples = 0 if state.phase is RunPhase.EPOCH_CLOSED else state.samples_in_epoch
+        state.samples += state.epochs * sum(window.size for window in windows)
+    start, train, leave_out = dataclasses.replace(state), context.loaders.train, context.settings.leave_out
+    context.plan = dataclasses.replace(context.plan, start=start, first_epoch=context.epochs_before)
+    if context.left_out:
+        train.leave_out(context.left_out)
+    if leave_out is not None:
+        known_rows = {row for each in context.left_out for row in each.rows or ()}
+        rows = [row for row in leave_out["rows"] if row not in known_rows]
+        known_updates = {each.update for each in context.left_out if each.rows is None}
+        updates = [update for update in leave_out["updates"] if update not in known_updates]
+        context.left_out += context.plan.leaving_out(rows, updates, is_planned=False)
+        train.leave_out(context.left_out)
+    limit = context.settings.limit
+    if limit is not None and start.updates and not getattr(start, LIMITS[limit]):
+        raise ConfigurationError(
+            f"`{limit}` counts from the beginning of the run, but {context.resumed_from} does not say how many there "
+            "were: they were not counted, or it is of an older version. Give `max_num_train_steps`."
+        )
+    context.plan = _with_end(context.plan, context.settings.max_samples)
+
+
+def _make_eval_loaders(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
+    """Create the loader of the evaluation set, if there is one, or of each of several."""
+    trainer, loaders = context.trainer, context.loaders
+    loaders.eval, loaders.eval_sets, loaders.further_eval = None, named_sets(trainer.eval_dataset), {}
+    if trainer.eval_dataset is None:
+        return
+    first, *further = context.evaluation_sets.names
+    with context.evaluation_sets.current(first):
+        loaders.eval = trainer.create_eval_dataloader(batch_size, dl_kwargs)
+    for name in further:
+        loaders.further_eval[name] = None, loaders.eval_kwargs
+        with context.evaluation_sets.current(name):
+            loaders.eval = trainer.create_eval_dataloader(batch_size, dl_kwargs)
+
+
+def _overfit(context: Context, num_batches: int, train_dl_kwargs: Mapping[str, Any] | None) -> None:
+    """Limit the training loader to its first batches, and evaluate on the same ones."""
+    trainer, loaders = context.trainer, context.loaders
+    refuse_other_order(loaders.train)
+    loaders.train = DataLoaderSlice(loaders.train, num_batches)
+    same = trainer.create_train_dataloader(context.settings.per_device_batch_size, train_dl_kwargs)
+    loaders.eval, loaders.eval_kwargs = DataLoaderSlice(same, num_batches), loaders.train_kwargs
+    loaders.eval_sets, loaders.further_eval = {}, {}
+    batches = "batch" if num_batches == 1 else f"{num_batches} batches"
+    context.print(
+        f"Overfitting: every epoch trains and evaluates on the first {batches} of each rank, without shuffling"
+    )
+
+
+def _make_scheduler(context: Context) -> bool:
+    """Create the scheduler. Returns whether it steps after each update."""
+    trainer, settings = context.trainer, context.settings
+    has_own_step = overrides(trainer, "scheduler_step")
+    context.scheduler = trainer.create_scheduler()
+    check_scheduler(context.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
+    if isinstance(context.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        WatchedMetric(settings.scheduler_metric).check_has_evaluation(trainer.eval_dataset)
+        return False
+    return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
+
+
+def _warn_of_replaced_settings(context: Context, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about settings of the optimizer that the state has replaced."""
+    has_schedule = context.scheduler is not None
+    differences = replaced_settings(asked, optimizer_settings(context.optimizer, has_schedule=has_schedule))
+    if differences:
+        warn_user(
+            context.ranks,
+            "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
+            + "\n\t".join(differences)
+            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate also the scheduler's "
+            "`base_lrs`, in a callback: in `on_training_run_start`, or `on_train_begin` of the Hugging Face trainer. "
+            "Or load the weights into the model, and train without resuming.",
+        )
+
+
+def create_run_config(
+    trainer: Any,
+    per_device_batch_size: int,
+    num_epochs: int | None,
+    gradient_accumulation_steps: int,
+    max_num_train_steps: int | None,
+    gradient_clip_value: float | None,
+) -> TrainerRunConfig:
+    """The frozen facts of the current run, from its settings and loaders.
+
+    A loader's own batch size overrides `per_device_batch_size`. If only one of the numbers of epochs and updates is
+    given, the other one is computed if the training data has a length.
+    """
+    context: Context = trainer.run_context
+    train, evaluation, ranks = context.loaders.train, context.loaders.eval, context.ranks
+    train_batch_size = eval_batch_size = updates_per_epoch = None
+    if evaluation is not None:
+        eval_batch_size = evaluation.batch_size or per_device_batch_size
+    if train is not None:
+        train_batch_size = train.batch_size or per_device_batch_size
+        updates_per_epoch = train.num_updates
+        if updates_per_epoch is not None and max_num_train_steps is not None:
+            num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
+        elif updates_per_epoch is not None and num_epochs is not None:
+            max_num_train_steps = num_epochs * updates_per_epoch
+    per_update = gradient_accumulation_steps * ranks.count
+    return TrainerRunConfig(
+        num_epochs=num_epochs,
+        train_per_device_batch_size=train_batch_size,
+        train_dl_kwargs=None if train is None else context.loaders.train_kwargs,
+        eval_per_device_batch_size=eval_batch_size,
+        eval_dl_kwargs=None if evaluation is None else context.loaders.eval_kwargs,
+        gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
+        gradient_clip_value=gradient_clip_value,
+        train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
+        eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
+        num_update_steps_per_epoch=updates_per_epoch,
+        num_local_update_steps_per_epoch=updates_per_epoch,
+        max_num_train_steps=max_num_train_steps,
+        is_local_process_zero=ranks.is_first_of_node,
+        is_world_process_zero=ranks.is_first,
+        is_distributed=ranks.count > 1,
+        mixed_precision=str(context.accelerator.mixed_precision),
+        num_processes=ranks.count,
+        seed=context.seed,
+        gradient_clip_norm=None if train is None else context.settings.gradient_clip_norm,
+        train_dataloader_len=None if train is None else train.num_batches,
+        eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
+    )

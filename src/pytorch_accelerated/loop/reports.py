@@ -1,0 +1,107 @@
+"""What a run reports: losses that have been read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.values import name_in_set
+
+
+class LossReports:
+    """Reports step records, mean losses, and losses that are not finite. All ranks must call its methods.
+
+    Args:
+        context: of the run.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    # ---------------------------------------------------------------------------------------------------- step records
+
+    def complete_records(self) -> None:
+        """Add the step records that have ended to the history, and tell the callbacks."""
+        recorder = self._context.recorder
+        if recorder is None or not recorder.is_pending:
+            return
+        if recorder.complete(self._context.ranks.exchange_numbers(recorder.measurements())):
+            self._context.emitter.emit("on_step_records")
+
+    def mark_rest(self) -> None:
+        """End a record after the current update, unless one has."""
+        if self._context.recorder is not None:
+            self._context.recorder.mark_rest(self._context.state.samples_in_epoch, self._context.parameter_groups)
+
+    def finish_records(self) -> None:
+        """Make a record of the updates after the last one, since the run may end within an epoch.
+
+        States for a resume are written before, so that the resumed run has records at the same places.
+        """
+        self.mark_rest()
+        self.complete_records()
+
+    def samples_between(self, start: int, stop: int) -> list[int] | None:
+        """The indices in the training dataset of samples of the current epoch; None if they are unknown.
+
+        Args:
+            start: the samples of the run history before them.
+            stop: the samples of the run history with them.
+        """
+        loader, recorder = self._context.loaders.train, self._context.recorder
+        if recorder is None or not isinstance(loader, RunLoader):
+            return None
+        return loader.indices(recorder.position(start), recorder.position(stop))
+
+    # ---------------------------------------------------------------------------------------------------------- losses
+
+    def report(self, losses: LossTracker) -> None:
+        """Tell the callbacks about new step records, and about a training loss that is not finite."""
+        recorder = self._context.recorder
+        everyones = self._everyones_first_non_finite(losses, [] if recorder is None else recorder.measurements())
+        if recorder is not None and recorder.complete([measured for _, *measured in everyones]):
+            self._context.emitter.emit("on_step_records")
+        self._report_first_non_finite(losses, "train_loss_epoch", [first for first, *_ in everyones])
+
+    def report_non_finite(self, losses: LossTracker, metric_name: str) -> None:
+        """Tell the callbacks if a loss that any rank has read is not finite."""
+        everyones = self._everyones_first_non_finite(losses, [])
+        self._report_first_non_finite(losses, metric_name, [first for (first,) in everyones])
+
+    def _everyones_first_non_finite(self, losses: LossTracker, numbers: list[int]) -> list[list[int]]:
+        first_bad = losses.first_non_finite
+        return self._context.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
+
+    def _report_first_non_finite(self, losses: LossTracker, metric_name: str, everyones: list[int]) -> None:
+        steps = [step for step in everyones if step >= 0]
+        if steps:
+            losses.first_non_finite = None
+            history = self._context.history
+            metric_name = name_in_set(metric_name, history.evaluation_set)
+            self._context.emitter.emit_at_once(
+                "on_non_finite_loss", metric_name=metric_name, epoch=history.current_epoch, step=min(steps)
+            )
+
+    def record_mean(self, losses: LossTracker, metric_name: str) -> None:
+        """Record the mean loss per item over all ranks, and start a new mean."""
+        total, count, batches = self._context.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
+        if batches and not count and not losses.leaves_out_non_finite:
+            raise DataError(
+                f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
+                f"{metric_name!r}. Check the counts of `count_batch_items` or 'num_items_in_batch'."
+            )
+        mean = total / count if count else math.nan if losses.leaves_out_non_finite else losses.average
+        self.record(metric_name, mean)
+        losses.reset()
+
+    def record(self, metric_name: str, value: Any) -> None:
+        """Record a metric; that of the first of several evaluation sets also without the name of the set."""
+        history = self._context.history
+        if history.evaluation_set and history.evaluation_set not in self._context.loaders.further_eval:
+            with history.measuring_on(""):
+                history.update_metric(metric_name, value)
+        history.update_metric(metric_name, value)

@@ -1,0 +1,237 @@
+"""An update, written once: forward, report, weigh, backward, complete, clip, apply.
+
+Read `Step.update` and `Step.compute` first. Subclasses, in the files beside this one, replace a part; `variants.py`
+chooses among them, once, when the run is created. Hooks are looked up whenever they are called, so that a callback may
+replace one within the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.hook_output import LateCounts, adding_nothing, loss_and_size
+from pytorch_accelerated.ranks.compat.torch import found_infinite, scale_all
+from pytorch_accelerated.ranks.held import held_parts, trained_outside
+from pytorch_accelerated.ranks.numerics import clip_norm
+from pytorch_accelerated.ranks.sharding import own_parts
+
+# The owner and the name of something that an update calls.
+Call = tuple[object, str]
+
+_NO_UPDATE = Update((), samples=0)
+_NO_BATCH = MicroBatch(None)
+
+
+class Step:
+    """Computes the updates of a training run.
+
+    Args:
+        context: of the run, whose model is prepared.
+        own: the user's own versions of `_perform_forward_and_backward_passes`, `_clip_gradients` and
+            `_update_loss_tracker`, as far as there are any.
+        steps_scheduler: whether the scheduler steps after each update.
+
+    Attributes:
+        current: the current update.
+        micro_batch: the current batch.
+    """
+
+    def __init__(
+        self, context: Context, own: Mapping[str, Callable[..., Any]] | None = None, *, steps_scheduler: bool = False
+    ) -> None:
+        own = dict(own or {})
+        self.context = context
+        self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
+        self.late_counts = LateCounts(context.ranks)
+        self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
+        self._record: Callable[..., None] = own.get("_update_loss_tracker", context.losses.update)
+        self._clips = "_clip_gradients" in own or context.settings.clips_gradients
+        self._always_completes = context.accelerator.scaler is not None
+        scheduling: list[Call] = [(context.trainer, "scheduler_step")] if steps_scheduler else []
+        discarding: Call = (context.trainer, "optimizer_zero_grad")
+        # By whether fp16 skips the update: its scaler does not step the optimizer then, but must be called.
+        self._calls = {
+            False: [*self.applying(), *scheduling, discarding],
+            True: [*self.applying(), discarding],
+        }
+
+    def update(self, update: Update) -> None:
+        """One optimizer update from the batches of `update`."""
+        context = self.context
+        self.current = update
+        for micro_batch in update.micro_batches:
+            if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
+                self.run_batch(micro_batch)
+            else:
+                with context.prepared.accumulating():
+                    self.run_batch(micro_batch)
+        is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
+        if context.callbacks.acts_at["on_optimizer_step_start"]:
+            context.emitter.emit("on_optimizer_step_start")
+        self.finish(self._calls[is_skipped], is_skipped=is_skipped)
+
+    def run_batch(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch of the update."""
+        context = self.context
+        self.micro_batch = micro_batch
+        if context.callbacks.acts_at["on_train_step_start"]:
+            self.emit_of_batch("on_train_step_start")
+        self._compute(micro_batch.batch, context.state.batches_in_epoch)
+        context.state.batches_in_epoch += 1
+
+    def compute(self, batch: Any, step: int) -> None:
+        """Forward, report, weigh, backward. A request to stop in the backward pass is deferred.
+
+        Args:
+            batch: the batch, on the trainer's device.
+            step: the number of this rank's earlier batches in the epoch.
+        """
+        trainer, emitter, micro_batch = self.context.trainer, self.context.emitter, self.micro_batch
+        hook = trainer.calculate_train_batch_loss
+        # The user may have taken a part of the batch.
+        trainer._batch_samples = micro_batch.samples if batch is micro_batch.batch else None
+        try:
+            output = hook(batch)
+        except Exception as error:
+            emitter.explain(error, hook, batch)
+            raise
+        finally:
+            trainer._batch_samples = None
+        self.report(output, batch, step)
+        # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
+        is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
+        loss = self.weigh(output) if is_counted or micro_batch.weight != 1 else output["loss"]
+        backward = trainer.backward_step
+        try:
+            backward(loss)
+        except StopTrainingError as wish:
+            emitter.wish = emitter.wish or wish
+        except Exception as error:
+            emitter.explain(error, backward, micro_batch.batch)
+            raise
+
+    def report(self, output: Any, batch: Any, step: int) -> None:
+        """Tell the loss tracker and the callbacks about a batch."""
+        loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
+        items = self.micro_batch.items
+        self._record(loss, size if items is None else items)
+        if self.context.callbacks.acts_at["on_train_step_end"]:
+            self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
+
+    def emit_of_batch(self, event: str, **kwargs: Any) -> None:
+        """Emit an event of the current batch."""
+        self.context.emitter.emit(event, **kwargs)
+
+    def weigh(self, output: Mapping[str, Any]) -> Any:
+        """The loss times its share of the update, as far as that is known; `complete` does the rest."""
+        loss: Any = output["loss"]
+        weight: Any = self.micro_batch.weight
+        if self.is_counted_late(output):
+            count = output.get("num_items_in_batch")
+            weight = self.late_counts.add(output["batch_size"] if count is None else count, self.current.samples)
+            if isinstance(weight, torch.Tensor):
+                return loss * weight.to(device=loss.device, dtype=loss.dtype)
+        if weight == 1:
+            return loss
+        return loss * weight if weight else adding_nothing(loss)
+
+    def is_counted_late(self, output: Mapping[str, Any]) -> bool:
+        """Whether the weight of the current batch depends on the hook's output."""
+        counts = self.late_counts.check(output)
+        return self.micro_batch.weight is None or (counts and self.micro_batch.items is None)
+
+    def complete(self) -> bool:
+        """Scale the gradients to their true size, if something is left to be done for that.
+
+        Returns:
+            Whether fp16 found them infinite, so that nothing will change.
+        """
+        is_skipped = False
+        accelerator, optimizer = self.context.accelerator, self.context.optimizer
+        if accelerator.scaler is not None:
+            accelerator.unscale_gradients(optimizer)
+            # The only read that fp16 needs.
+            is_skipped = found_infinite(accelerator.scaler, getattr(optimizer, "optimizer", optimizer))
+        if self.late_counts.are_pending:
+            factor = self.late_counts.take_factor()
+            if factor is not None:
+                scale_all(own_parts(each.grad for each in self.parameters() if each.grad is not None), factor)
+        return is_skipped
+
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+        """Update the parameters, step the scheduler, discard the gradients, and count the update.
+
+        The safe point begins here.
+
+        Args:
+            calls: what does so. A request to stop is deferred.
+            is_skipped: whether nothing changes, because fp16 found infinite gradients.
+        """
+        context, emitter, state = self.context, self.context.emitter, self.context.state
+        for owner, name in calls:
+            hook = getattr(owner, name)
+            try:
+                hook()
+            except StopTrainingError as wish:
+                emitter.wish = emitter.wish or wish
+            except Exception as error:
+                emitter.explain(error, hook, self.micro_batch.batch)
+                raise
+        state.updates += 1
+        state.updates_in_epoch += 1
+        state.samples_in_epoch += self.current.samples
+        state.samples += self.current.samples
+        state.items += 0 if self.current.items is None else self.current.items[1]
+        state.skipped_updates += is_skipped
+        context.history.updates_done += 1
+        if context.callbacks.acts_at["on_optimizer_step_end"]:
+            emitter.emit("on_optimizer_step_end")
+
+    def applying(self) -> list[Call]:
+        """The calls that apply the update, in order."""
+        trainer = self.context.trainer
+        return [*([(trainer, "_clip_gradients")] if self._clips else []), (trainer, "optimizer_step")]
+
+    def clip(self) -> None:
+        """Clip the complete gradient according to the settings. Does not wait for the device."""
+        settings = self.context.settings
+        if settings.gradient_clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
+        elif settings.gradient_clip_norm is not None:
+            self.context.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
+
+    def clip_norm(self, limit: float | Mapping[str, float]) -> torch.Tensor:
+        """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""
+        if not isinstance(limit, Mapping):
+            return clip_norm(self.parameters(), limit)
+        optimizers = getattr(self.context.optimizer, "optimizer", self.context.optimizer)
+        norms = [
+            clip_norm([each for group in optimizers[name].param_groups for each in group["params"]], most)
+            for name, most in limit.items()
+        ]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+    def release(self) -> None:
+        """Drop the references to the last batch."""
+        self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of the optimizer; if the user steps others instead, all that they may train."""
+        context = self.context
+        if context.optimizer is None:
+            trained = [parameter for parameter in context.model.parameters() if parameter.requires_grad]
+            return [*trained, *trained_outside(context.holder, held_parts(context.holder)).values()]
+        return [parameter for group in context.optimizer.param_groups for parameter in group["params"]]
+
+    def record(self, history: Any) -> None:
+        """Record the metrics of an epoch that only the step knows."""
+        if self.context.settings.gradient_clip_norm is not None:
+            history.update_metric("gradient_norm", self.context.gradient_norms.average)
+            self.context.gradient_norms.reset()

@@ -1,0 +1,170 @@
+"""Steps on several ranks, and the choice of the kind of step that a run needs, from its settings and ranks.
+
+Ranks without samples in the last update of a pass take part in what the others do together: exchanging gradients, and
+the `gather` calls of their hooks and callbacks. `docs/design/updates.md` has the reasons.
+
+A variant that changes gradients does so in `Step.complete`, with `_always_completes` set: the Hugging Face step has an
+`applying`, a `clip` and a `compute` of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.guarded import AnomalyStep, GuardedStep
+from pytorch_accelerated.loop.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.loop.step import Call, Step
+from pytorch_accelerated.ranks.held import held_parts, optimizers_of, trained_outside
+
+
+class UnevenStep(Step):
+    """A step on several ranks.
+
+    Attributes:
+        uneven: how the rows of this rank count.
+    """
+
+    _reported_at: float | None = None
+
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        self.uneven = context.uneven
+
+    def run_batch(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of a batch.
+
+        A borrowed one counts nowhere: it only makes this rank exchange gradients when the others do.
+        """
+        self.micro_batch = micro_batch
+        if not micro_batch.is_borrowed:
+            self._take_part_if_silent("on_train_step_start")
+            super().run_batch(micro_batch)
+        else:
+            self.emit_of_batch("on_train_step_start")
+            with self.uneven.counting_nothing():
+                self.compute(micro_batch.batch, self.context.state.batches_in_epoch)
+        if self._reported_at is not None:
+            self.context.epoch_clock.meeting_seconds += time.perf_counter() - self._reported_at
+            self._reported_at = None
+
+    def report(self, output: Any, batch: Any, step: int) -> None:
+        """Tell the loss tracker and the callbacks about a batch, unless it is borrowed. The backward pass follows."""
+        if self.micro_batch.is_borrowed:
+            loss_and_size(output, hook="calculate_train_batch_loss")
+            self.emit_of_batch("on_train_step_end")
+        else:
+            super().report(output, batch, step)
+            self._take_part_if_silent("on_train_step_end")
+        # The backward pass, which follows, exchanges gradients. The host of a GPU does not wait for that.
+        if self.micro_batch.is_last and self.context.ranks.device.type == "cpu":
+            self._reported_at = time.perf_counter()
+
+    def weigh(self, output: Mapping[str, Any]) -> Any:
+        """The loss times its share of the update; that of a borrowed batch adds nothing."""
+        if not self.micro_batch.is_borrowed:
+            return super().weigh(output)
+        if self.is_counted_late(output):
+            self.late_counts.add(0, self.current.samples)
+        return adding_nothing(output["loss"])
+
+    def emit_of_batch(self, event: str, **kwargs: Any) -> None:
+        """Emit an event of the current batch, together with the ranks that have none."""
+        emit, micro_batch = self.context.emitter.emit, self.micro_batch
+        if micro_batch.has_empty_rank:
+            self.uneven.take_part(lambda: emit(event, **kwargs), is_idle=micro_batch.is_borrowed)
+        else:
+            emit(event, **kwargs)
+
+    def _take_part_if_silent(self, event: str) -> None:
+        """If no callback of this rank handles `event`, those of other ranks may still gather."""
+        if self.micro_batch.has_empty_rank and not self.context.callbacks.acts_at[event]:
+            self.emit_of_batch(event)
+
+
+class OutsideStep(Step):
+    """A step that averages over the ranks the gradients of what optimizers train outside of the model.
+
+    The wrapper of a model exchanges the gradients of its own parameters only. Those of a loss function with parameters,
+    for example, would be other ones on each rank, and soon the whole model.
+
+    An optimizer that steps at another moment, such as that of a discriminator in the middle of a batch, has them
+    averaged right before.
+    """
+
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        self._always_completes = True
+        self._averaged: Update | None = None
+        held = held_parts(context.holder)
+        self._outside = trained_outside(context.holder, held)
+        optimizers = optimizers_of(context.holder, held).values()
+        raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
+        self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
+
+    def complete(self) -> bool:
+        """Average the gradients, then scale all of them to their true size."""
+        self._average(list(self._outside.values()))
+        self._averaged = self.current
+        return super().complete()
+
+    def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
+        """Apply the update; see `Step.finish`."""
+        super().finish(calls, is_skipped=is_skipped)
+        self._averaged = None
+
+    def release(self) -> None:
+        """Leave the optimizers as they were, too."""
+        super().release()
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._averaged is not self.current:
+            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            self._average([each for each in self._outside.values() if id(each) in stepped])
+
+    @torch.no_grad()
+    def _average(self, parameters: Collection[torch.Tensor]) -> None:
+        """Replace gradients by their means over the ranks, where one without a gradient counts as 0."""
+        ranks = self.context.ranks
+        for kind in dict.fromkeys((each.dtype, each.device) for each in parameters):
+            alike = [each for each in parameters if (each.dtype, each.device) == kind]
+            own = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in alike]
+            flags = torch.tensor([each.grad is not None for each in alike], dtype=kind[0])
+            values = torch.cat([each.reshape(-1).to(ranks.device) for each in (*own, flags)])
+            values = ranks.sum_on_device(values) / ranks.count
+            *means, is_anywhere = torch.split(values, [*(each.numel() for each in alike), len(alike)])
+            for parameter, mean, is_there in zip(alike, means, is_anywhere, strict=True):
+                if parameter.grad is not None or is_there:  # else no rank has one, and optimizers pass it over
+                    parameter.grad = mean.view_as(parameter).to(parameter.device)
+
+
+def make_step(
+    context: Context, kind: type[Step], own: Mapping[str, Callable[..., Any]], *, steps_scheduler: bool
+) -> Step:
+    """`kind` with the variants that a run requires. Its model must be prepared.
+
+    Args:
+        context: of the run.
+        kind: the step without variants.
+        own, steps_scheduler: see `Step`.
+    """
+    several = context.ranks.count > 1
+    variants = {
+        AnomalyStep: context.settings.detect_anomaly,
+        GuardedStep: context.settings.nonfinite_policy is not None,
+        UnevenStep: several,
+        OutsideStep: several and bool(trained_outside(context.holder, held_parts(context.holder))),
+    }
+    bases = [variant for variant, is_needed in variants.items() if is_needed]
+    if kind is not Step or not bases:
+        bases.insert(0, kind)
+    made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
+    return made(context, own, steps_scheduler=steps_scheduler)

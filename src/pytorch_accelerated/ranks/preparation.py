@@ -1,0 +1,181 @@
+"""Prepares the model and the optimizer for a run, restores them afterwards, and switches optimizers with modes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from pytorch_accelerated.ranks.accelerators import refuse_idle_fp8
+from pytorch_accelerated.ranks.compat.accelerate import forget_prepared
+from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.optimizers import Optimizers
+from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.ranks.wrappers import PARALLEL, compile_in_place
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_MISSING = object()
+
+
+class PreparedModel:
+    """A model on its device with the wrappers that accelerate needs; `release` removes them.
+
+    Where accelerate's wrapper would do nothing, the user's optimizer is not wrapped: the wrapper costs many times more
+    than a small optimizer step.
+
+    Args:
+        accelerator: the accelerator of this process.
+        model: the bare module.
+        optimizer: its optimizer, or None.
+        for_training: False omits what only training needs.
+        compile_arguments: passed to `compile_in_place`; False: don't compile.
+
+    Attributes:
+        model: the model to call.
+        optimizer: the optimizer to step.
+        has_plain_backward: whether ``loss.backward()`` is enough.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: Any,
+        optimizer: Any,
+        *,
+        for_training: bool,
+        compile_arguments: Mapping[str, Any] | bool = False,
+    ) -> None:
+        self._accelerator = accelerator
+        self._bare_model = model
+        self._bare_optimizer = optimizer
+        self._forward = getattr(model, "__dict__", {}).get("forward", _MISSING)
+        self.model = model
+        self.optimizer = optimizer
+        is_cut = has_shards(model)
+        self._hook: RemovableHandle | None = None  # until the model is called
+        self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
+        if not isinstance(model, nn.Module):
+            return
+        if compile_arguments is not False:
+            compile_in_place(model, compile_arguments)
+        if not for_training:
+            self.model = accelerator.prepare_model(model, evaluation_mode=True)
+        elif is_replicated(accelerator) or is_cut:
+            refuse_idle_fp8(accelerator, model)
+            # A model sharded by the user exchanges its gradients itself.
+            self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
+            if accelerator.scaler is not None:
+                self.optimizer = accelerator.prepare_optimizer(optimizer)
+            else:
+                move_state(optimizer)
+        else:
+            self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if for_training and isinstance(self.model, PARALLEL):
+            self._hook = self.model.register_forward_pre_hook(lambda *_: self._forget_calls())
+
+    def complaint(self) -> str:
+        """What to warn about after a training epoch: once, if only parts of the model were called in it; else ""."""
+        if self._hook is None:
+            return ""
+        self._forget_calls()
+        return (
+            "In this epoch `self.model` was never called, only the model inside it, or its parts: gradients are "
+            "exchanged between processes by `self.model(...)` alone, so each process trains a model of its own. Call "
+            "it in `calculate_train_batch_loss`, and let the model's `forward` do what needs a part of it."
+        )
+
+    def _forget_calls(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def accumulating(self) -> contextlib.AbstractContextManager[Any]:
+        """Context for a batch after which the ranks need not exchange gradients yet."""
+        return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
+
+    def release(self, model: Any) -> tuple[Any, Any]:
+        """Return the bare model and optimizer.
+
+        Args:
+            model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
+        """
+        self._forget_calls()
+        bare = getattr(self._bare_model, "__dict__", {})
+        if forget_prepared(self._accelerator, self._bare_model):  # autocast is around the model's forward
+            if self._forward is _MISSING:
+                bare.pop("forward", None)
+            else:
+                bare["forward"] = self._forward
+        was_replaced = model is not self.model and model is not self._bare_model
+        return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def is_replicated(accelerator: Accelerator) -> bool:
+    """Whether each process has the whole model and optimizer."""
+    kind: str = accelerator.distributed_type.value
+    return kind == "NO" or kind.startswith("MULTI_")  # MULTI_GPU, MULTI_CPU and so on
+
+
+def move_state(optimizer: Any) -> None:
+    """Move the optimizer's state to where its parameters are now."""
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        for name, value in state.items() if isinstance(parameter, torch.Tensor) else ():
+            # Scalar counters stay on the CPU, where torch's own optimizers keep them.
+            if isinstance(value, torch.Tensor) and value.ndim > 0:
+                state[name] = value.to(parameter.device)
+
+
+class OptimizerMode:
+    """The mode of optimizers such as those of schedulefree, with methods `train` and `eval` that change the weights.
+
+    While such an optimizer trains, the model has other weights than those that it is evaluated and saved with.
+
+    Args:
+        optimizers: all that train something.
+
+    Attributes:
+        has_modes: whether any of them has modes.
+        is_training: whether the weights are those of training.
+    """
+
+    def __init__(self, optimizers: Iterable[Any] = ()) -> None:
+        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        alone: list[Any] = [one for each in inner for one in (each if isinstance(each, Optimizers) else [each])]
+        self._optimizers = [one for one in alone if callable(getattr(one, "train", None)) and hasattr(one, "eval")]
+        self.has_modes = bool(self._optimizers)
+        self.is_training = False
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether the weights to evaluate and save are other ones than those that the model has now."""
+        return self.is_training and self.has_modes
+
+    def train(self) -> None:
+        """Give the model the weights of training."""
+        for optimizer in self._optimizers:
+            optimizer.train()
+        self.is_training = True
+
+    def eval(self) -> None:
+        """Give the model the weights to evaluate and save."""
+        for optimizer in self._optimizers:
+            optimizer.eval()
+        self.is_training = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Context with the weights to evaluate and save. Afterwards, those of training are the same to the bit."""
+        with kept() as before:
+            if self.changes_weights:
+                groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+                # The methods round, there and back again.
+                before.tensors(parameter for group in groups for parameter in group["params"])
+                before.call(self.train)
+            self.eval()
+            yield

@@ -1,0 +1,545 @@
+"""What a run measures within its epochs: step records, times, and what makes and keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.record.loss import LossTracker, Numbers
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.record.history import RunHistory
+
+_RATES = 5  # the place of `learning_rates` in a record
+_COLUMNS = 11  # of the table, before those of the learning rates
+_UNKNOWN = -1
+_SECONDS_OF_SLOW_DATA = 1.0
+_SHARE_OF_SLOW_RANK = 0.2  # of the time, in which the others wait for it
+_UPDATES_OF_SLOW_RANK = 20
+
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+
+class RankTimes(NamedTuple):
+    """Where one rank spent the time of a step record, in seconds.
+
+    Attributes:
+        compute: all that is not below: forward and backward pass, callbacks, the optimizer; and waiting for the others
+            anywhere else, as BatchNorm does in the forward pass.
+        data_wait: waiting for the next batch.
+        others_wait: waiting for ranks that came later to the exchange of gradients, in the last backward pass of each
+            update. It is 0 on GPUs, since the host does not wait there.
+    """
+
+    compute: float
+    data_wait: float
+    others_wait: float
+
+
+class SlowRank(NamedTuple):
+    """The rank for which the others wait.
+
+    Attributes:
+        rank: its index.
+        share: of the time, what the others waited for it on average, beyond its own waiting for them; or what it waited
+            for data beyond the others, if that is more.
+        cause: "data" if it waits longer than the others for its batches, more than it computes longer; "computation"
+            otherwise.
+    """
+
+    rank: int
+    share: float
+    cause: str
+
+    def in_words(self) -> str:
+        """Text such as "the others waited 31% of the time for rank 2 (data)"."""
+        return f"the others waited {self.share:.0%} of the time for rank {self.rank} ({self.cause})"
+
+
+class StepRecord(NamedTuple):
+    """What was measured over some consecutive updates of one epoch.
+
+    Each update belongs to exactly one record, and all ranks have the same records: losses and samples are those of all
+    ranks, times those of rank 0.
+
+    Attributes:
+        epoch: counted from 1.
+        update: the number of optimizer updates up to and including the last one of the record, since the history was
+            reset.
+        samples: the samples used up to and including that update, over all ranks, including those of skipped ones.
+        seconds: wall time of training until the last update of the record, with evaluations and saves. A resumed run
+            continues the time of its training state.
+        train_loss: the mean training loss per item over the updates of the record, the batches of each, and all ranks,
+            weighted as in ``train_loss_epoch``. Losses that
+            `nonfinite_policy` leaves out do not count; NaN if none does, or if one that counts is NaN.
+        learning_rates: one for each parameter group of the optimizer, as set after the last update of the record, so
+            they are those of the update that follows; empty if the trainer has no optimizer.
+        gradient_norm: the mean norm of the gradients before clipping; None unless they are clipped by norm.
+        samples_per_second: the samples of the record, over all ranks, per second of training without evaluations and
+            saves; of a record in which a run was resumed, those after that.
+        data_wait_share: the share of those seconds in which rank 0 waited for the next batch, between 0 and 1.
+        peak_memory: the most bytes that a rank has used so far: allocated on its GPU, or resident in its process if it
+            trains on the CPU; None if unknown.
+        ranks: where each rank spent the time of the record; empty if there is one process.
+    """
+
+    epoch: int
+    update: int
+    samples: int
+    seconds: float
+    train_loss: float
+    learning_rates: tuple[float, ...]
+    gradient_norm: float | None
+    samples_per_second: float
+    data_wait_share: float
+    peak_memory: int | None
+    ranks: tuple[RankTimes, ...] = ()
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank for which the others waited at least 20 % of the time of the record; None if there is none.
+
+        Of a short record, that may be chance: `RunHistory.slow_rank` looks at more of them.
+        """
+        return _slow_rank([self])
+
+    def columns(self) -> dict[str, float]:
+        """The values of the record as columns of a table, without those that are None, and without `ranks`.
+
+        The learning rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so
+        on.
+        """
+        values: dict[str, Any] = {}
+        for name, value in zip(self._fields, self, strict=True):
+            if name == "learning_rates":
+                rates = enumerate(self.learning_rates)
+                values |= {f"learning_rate_{group}" if group else "learning_rate": rate for group, rate in rates}
+            elif name != "ranks" and value is not None:
+                values[name] = value
+        return values
+
+
+def _slow_rank(records: Sequence[StepRecord]) -> SlowRank | None:
+    """The rank for which the others waited in all of `records` together, if that took long enough."""
+    counts = {len(record.ranks) for record in records}
+    if len(counts) != 1 or 0 in counts:
+        return None
+    times = np.array([record.ranks for record in records]).sum(axis=0)
+    rank = int((times[:, 1] - times[:, 2]).argmax())
+    more_computing, more_data, more_waiting = np.delete(times, rank, axis=0).mean(axis=0) - times[rank]
+    # Ranks go in step: while one waits for data, the others do at some point, even where that isn't measured.
+    waited, seconds = max(more_waiting, -more_data), times[rank].sum()
+    if not seconds or waited < _SHARE_OF_SLOW_RANK * seconds:
+        return None
+    return SlowRank(rank, float(waited / seconds), "data" if more_data < more_computing else "computation")
+
+
+def samples_per_second(records: Sequence[StepRecord]) -> float | None:
+    """The speed of a run: samples over the wall time of training, with evaluations and saves; None if unknown."""
+    return records[-1].samples / records[-1].seconds if records and records[-1].seconds else None
+
+
+def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecord]:
+    """The records of `table_of`, or those of a history saved by version 1.0, a list with a list for each.
+
+    Raises:
+        ValueError, TypeError: if `values` is neither.
+    """
+    if not isinstance(values, torch.Tensor):
+        return [StepRecord._make([*row[:_RATES], tuple(row[_RATES]), *row[_RATES + 1 :], ()]) for row in values]
+    if values.dtype != torch.float64 or values.dim() != 2 or values.shape[1] < _COLUMNS:
+        raise ValueError(f"step records are a {values.dtype} tensor of shape {tuple(values.shape)}")
+    records = []
+    for epoch, update, samples, seconds, loss, has_norm, norm, speed, wait, peak, groups, *rest in values.tolist():
+        place = int(epoch), int(update), int(samples)
+        peak_memory = None if peak == _UNKNOWN else int(peak)
+        count, *times = rest[int(groups) :] or [0.0]  # tables of earlier versions end with the rates, or zeros
+        ranks = tuple([RankTimes(*times[start : start + 3]) for start in range(0, 3 * int(count), 3)])
+        measured: Any = tuple(rest[: int(groups)]), norm if has_norm else None, speed, wait, peak_memory, ranks
+        records.append(StepRecord(*place, seconds, loss, *measured))
+    return records
+
+
+def table_of(records: Sequence[StepRecord]) -> torch.Tensor:
+    """The records as a float64 matrix with a row for each. This is exact: their integers are below 2**53."""
+    rows = []
+    for *first, rates, norm, speed, wait, peak, ranks in records:
+        measured = norm is not None, norm or 0.0, speed, wait, _UNKNOWN if peak is None else peak
+        # Behind the rates, where earlier versions read nothing.
+        by_rank = [len(ranks), *np.ravel(ranks)] if ranks else []
+        rows.append([*first, *measured, len(rates), *rates, *by_rank])
+    width = max(map(len, rows), default=_COLUMNS)
+    padded = [row + [0.0] * (width - len(row)) for row in rows]
+    return torch.from_numpy(np.array(padded, dtype=np.float64).reshape(len(records), width))
+
+
+def usual_interval(updates: int) -> int:
+    """The updates between two step records of a run with so many updates: a power of two.
+
+    Runs of up to 255 updates have a record for each, runs from 1024 to 8191 one for every eighth, and longer ones have
+    between 1024 and 2047. Making one takes some microseconds, and logging it to TensorBoard some fifty, which should
+    not show.
+    """
+    return 1 << (max(updates // 1024, min(updates // 128, 8), 1).bit_length() - 1)
+
+
+class EpochTiming(NamedTuple):
+    """The time of one training epoch on this rank, without evaluations and saves inside it.
+
+    Attributes:
+        epoch: counted from 1.
+        seconds: from its first to its last update.
+        data_wait_seconds: the part in which the loop waited for the next batch. On a GPU, the run loses less than this,
+            since the GPU may still be working while the loop waits.
+        num_workers: worker processes that fetched the last batch; None if unknown.
+    """
+
+    epoch: int
+    seconds: float
+    data_wait_seconds: float
+    num_workers: int | None = None
+
+    @property
+    def data_wait_share(self) -> float:
+        """The share of waiting in the time of the epoch, between 0 and 1."""
+        return self.data_wait_seconds / self.seconds if self.seconds else 0.0
+
+    def is_slowed_by_data(self, share: float) -> bool:
+        """Whether waiting took at least this share of the time, and a second: less is not worth a word."""
+        return self.data_wait_seconds >= _SECONDS_OF_SLOW_DATA and self.data_wait_share >= share
+
+
+class EpochClock:
+    """Measures the time of one training epoch, from its construction on.
+
+    Args:
+        epoch: counted from 1.
+
+    Attributes:
+        epoch: counted from 1.
+        meeting_seconds: the time of the backward passes in which this rank meets the others; 0 if there are none.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.meeting_seconds = 0.0
+        self._started = time.perf_counter()
+        self._paused_seconds = 0.0
+        self._source: Any = None
+        self._waited_before = 0.0
+
+    def watch(self, source: Any) -> None:
+        """Count the seconds in `source.waiting` from now on; `source.num_workers` processes fetch its batches."""
+        self._source, self._waited_before = source, source.waiting.seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time of the block from the epoch."""
+        paused = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_seconds += time.perf_counter() - paused
+
+    def read(self) -> EpochTiming:
+        """The time so far."""
+        source = self._source
+        waited, workers = 0.0, None
+        if source is not None:
+            waited, workers = source.waiting.seconds - self._waited_before, source.num_workers
+        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited, workers)
+
+
+class Pace:
+    """Schedules an action after certain updates, so that it happens about every `seconds`, at first after each update.
+
+    An agreement of ranks takes a fraction of a millisecond: too long for each update, but negligible now and then. All
+    ranks must act after the same update, so one of them proposes when, and all follow its proposal.
+
+    Args:
+        seconds: the intended time between two actions.
+        clock: returns seconds.
+        updates: those before; the action is due after the next one.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic, updates: int = 0) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self.go_on(updates, 1)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether the action is due after `updates`."""
+        return updates >= self._due
+
+    def proposal(self, updates: int) -> int:
+        """The number of updates until the next action by this rank's clock, at most twice the last one."""
+        per_second = (updates - self._last) / max(self._clock() - self._looked_at, 1e-9)
+        return max(1, min(2 * self._between, int(per_second * self._seconds)))
+
+    def go_on(self, updates: int, between: int) -> None:
+        """Record that the action happened after `updates`; the next one is due `between` updates later."""
+        self._looked_at = self._clock()
+        self._last, self._between, self._due = updates, between, updates + between
+
+
+class StepHistory:
+    """What a run measured within its epochs. `RunHistory` inherits it."""
+
+    def _forget_steps(self) -> None:
+        self._step_records: list[StepRecord] = []
+        self._step_read_positions: dict[str, int] = {}
+        self._timings: list[EpochTiming] = []
+
+    @property
+    def step_records(self) -> Sequence[StepRecord]:
+        """What was measured within the training epochs, in the order of updates.
+
+        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
+        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
+        ``logging_steps``.
+        """
+        return tuple(self._step_records)
+
+    def add_step_record(self, record: StepRecord) -> None:
+        """Record what was measured over some updates. The loop does so."""
+        self._step_records.append(record)
+
+    def read_new_step_records(self, reader: str) -> list[StepRecord]:
+        """The step records added since the last call with this `reader`; see `RunHistory.read_new_records`.
+
+        Args:
+            reader: any name, for example the `state_key` of a callback.
+        """
+        start = self._step_read_positions.get(reader, 0)
+        self._step_read_positions[reader] = len(self._step_records)
+        return self._step_records[start:]
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank for which the others have waited at least 20 % of the time of the last epoch; None if there is none.
+
+        It is the same rank in both halves of the updates of that epoch, so no single delay is taken for one; if there
+        were fewer than 20, of the last 20 updates. The step records have the times.
+        """
+        records = self._step_records
+        last = records[-1].update if records else 0
+        before = max((record.update for record in records if record.epoch < records[-1].epoch), default=0)
+        before = min(before, last - _UPDATES_OF_SLOW_RANK)
+        if before < 0:
+            return None
+        middle = (before + last) // 2
+        first = [record for record in records if before < record.update <= middle]
+        second = [record for record in records if middle < record.update]
+        found = [_slow_rank(part) for part in (first, second, first + second) if part]
+        return found[-1] if len({None if each is None else each.rank for each in found}) == 1 else None
+
+    @property
+    def timings(self) -> Sequence[EpochTiming]:
+        """How long the training epochs of this process took. They are not part of a saved state."""
+        return tuple(self._timings)
+
+    def add_timing(self, timing: EpochTiming) -> None:
+        """Record how long an epoch took."""
+        self._timings.append(timing)
+
+
+class _Mark(NamedTuple):
+    """The end of a record whose losses have not been read.
+
+    Attributes:
+        record: with the place, and the learning rates, which may still be tensors.
+        new_samples: the samples of the record since the run was resumed.
+        times: the seconds of training so far; those of the record without evaluations and saves; and the parts of these
+            in which the loop waited for data, and met the other ranks.
+    """
+
+    record: StepRecord
+    new_samples: int
+    times: tuple[float, float, float, float]
+
+
+class StepRecorder:
+    """Adds step records to a history, at the price of no transfer from the device besides those of the losses.
+
+    Args:
+        history: receives the records.
+        losses: of batches.
+        gradient_norms: of updates.
+        device: of the model.
+        interval: updates between two records, as the user asks for them; None to choose it.
+        updates: of the whole run; None if it is unknown.
+
+    Attributes:
+        interval: updates between two records; the last record of an epoch may have fewer.
+    """
+
+    def __init__(
+        self,
+        history: RunHistory,
+        losses: LossTracker,
+        gradient_norms: LossTracker,
+        device: torch.device,
+        interval: int | None,
+        updates: int | None,
+    ) -> None:
+        self.interval = interval or (1 if updates is None else usual_interval(updates))
+        self._grows = interval is None and updates is None
+        self._history = history
+        self._losses = losses
+        self._gradient_norms = gradient_norms
+        self._device = device
+        self._marks: list[_Mark] = []
+        last = history.step_records[-1] if history.step_records else None
+        self._samples = 0 if last is None else last.samples
+        self._started = time.perf_counter() - (0.0 if last is None else last.seconds)
+        self.start_epoch(0, 0, EpochClock(1))
+
+    def start_epoch(self, updates: int, samples_in_epoch: int, clock: EpochClock) -> None:
+        """Begin an epoch, or go on in one.
+
+        Args:
+            updates: of the run, at the beginning of the epoch or at the last reading of losses in it.
+            samples_in_epoch: samples of the epoch that have been used.
+            clock: times the epoch.
+        """
+        self._marks.clear()
+        self._samples_before_epoch = self._samples - samples_in_epoch
+        self._new_from, self._seconds_from, self._waited_from, self._met_from = self._samples, 0.0, 0.0, 0.0
+        self._clock = clock
+        self.grow(updates)
+
+    def grow(self, updates: int) -> None:
+        """Choose the interval anew after `updates` of the run, if their final number is unknown."""
+        if self._grows:
+            self.interval = usual_interval(updates)
+
+    def mark(self, samples_in_epoch: int, groups: Sequence[dict[str, Any]]) -> None:
+        """End a record after the current update.
+
+        Args:
+            samples_in_epoch: samples of the epoch that have been used.
+            groups: the parameter groups of the optimizer.
+        """
+        timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
+        seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
+        rates: tuple[Any, ...] = tuple(
+            [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
+        )
+        place = timing.epoch, self._history.updates_done, samples
+        record = StepRecord(*place, 0.0, math.nan, rates, None, 0.0, 0.0, None)
+        parts = seconds - self._seconds_from, waited - self._waited_from, met - self._met_from
+        self._marks.append(_Mark(record, samples - self._new_from, (time.perf_counter() - self._started, *parts)))
+        self._samples = self._new_from = samples
+        self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
+        self._losses.end_part()
+        self._gradient_norms.end_part()
+
+    def mark_rest(self, samples_in_epoch: int, groups: Sequence[dict[str, Any]]) -> None:
+        """End a record after the current update, unless the last record has ended there."""
+        ended = [mark.record for mark in self._marks[-1:]] or self._history.step_records
+        if self._history.updates_done > (ended[-1].update if ended else 0):
+            self.mark(samples_in_epoch, groups)
+
+    def position(self, samples: int) -> int:
+        """The samples of the current epoch among the first `samples` of the history."""
+        return max(0, samples - self._samples_before_epoch)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a record has ended that is not in the history yet."""
+        return bool(self._marks)
+
+    def measurements(self) -> list[int]:
+        """What the ranks must tell each other before `complete`. May wait for the device."""
+        if not self._marks:
+            return []
+        own = [(*part, *mark.times[:2]) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
+        peak = peak_memory(self._device)
+        # Two numbers of single precision in the place of one: with more numbers there would be more messages.
+        pairs = np.array([mark.times[2:] for mark in self._marks], dtype=np.float32).view(np.int64)
+        bits = np.hstack([np.array(own, dtype=np.float64).view(np.int64), pairs]).ravel()
+        return [_UNKNOWN if peak is None else peak, *bits.tolist()]
+
+    def complete(self, per_rank: Sequence[Sequence[int]]) -> bool:
+        """Add the records that have ended to the history.
+
+        Args:
+            per_rank: the measurements of all ranks.
+
+        Returns:
+            Whether there were any.
+        """
+        if not self._marks:
+            return False
+        peak = max(numbers[0] for numbers in per_rank)
+        bits = np.array([numbers[1:] for numbers in per_rank], dtype=np.int64)
+        bits = bits.reshape(len(per_rank), len(self._marks), -1)
+        values, pairs = bits[:, :, :-1].copy().view(np.float64), bits[:, :, -1:].copy().view(np.float32)
+        sums, times = values[:, :, :2].sum(axis=0).tolist(), np.concatenate([values[:, :, 2:], pairs], axis=2)
+        norms = self._gradient_norms.take_parts()
+        for mark, (total, count), (seconds, epoch_seconds, waited, _), ranks, (norm, clipped) in zip(
+            self._marks, sums, times[0].tolist(), _times_of_ranks(times), norms, strict=True
+        ):
+            record = mark.record._replace(
+                seconds=seconds,
+                train_loss=total / count if count else math.nan,
+                learning_rates=tuple(map(float, mark.record.learning_rates)),
+                gradient_norm=norm / clipped if clipped else None,
+                samples_per_second=mark.new_samples / epoch_seconds if epoch_seconds else 0.0,
+                data_wait_share=waited / epoch_seconds if epoch_seconds else 0.0,
+                peak_memory=None if peak == _UNKNOWN else peak,
+                ranks=ranks,
+            )
+            self._history.add_step_record(record)
+        self._marks.clear()
+        return True
+
+    def state_dict(self, samples_in_epoch: int) -> dict[str, Any]:
+        """The samples and the seconds so far. The records themselves are the history's."""
+        return {
+            # At the start of an epoch, before `start_epoch`, they are those of the epochs before.
+            "samples": max(self._samples, self._samples_before_epoch + samples_in_epoch),
+            "seconds": time.perf_counter() - self._started,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._samples = state["samples"]
+        self._started = time.perf_counter() - state["seconds"]
+
+
+def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
+    """For each record, where the ranks spent its time; nothing for one rank.
+
+    Ranks leave a backward pass together, so the one that spent the least time in it came last.
+
+    Args:
+        times: by rank and record, those of `_Mark`.
+    """
+    if len(times) == 1:
+        return [()] * times.shape[1]
+    _, seconds, data_wait, meeting = np.moveaxis(times, 2, 0)
+    others_wait = meeting - meeting.min(axis=0)
+    shares = np.stack([seconds - data_wait - others_wait, data_wait, others_wait], axis=2).swapaxes(0, 1)
+    return [tuple([RankTimes(*each) for each in record]) for record in shares.tolist()]
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that this process has used so far: allocated on its GPU, else resident; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type != "cpu" or resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,294 @@
+"""Nested Python state as strict JSON plus named tensors, and back, without pickle.
+
+`encode` takes the values that optimizers, schedulers, modules, random generators and callbacks keep in state dicts:
+
+- None, bools, ints of any size, floats (NaN and infinities too), complex numbers, strings, bytes;
+- lists, tuples, `torch.Size`, and dicts, `OrderedDict`s and `Counter`s with any hashable keys of these kinds;
+- dense tensors of every dtype, sharded tensors (`DTensor`), numpy arrays and scalars with a dtype that torch has,
+  `torch.dtype`, `torch.device`;
+- enum members, which come back as their plain values: nothing is ever imported by a name in a file.
+
+A value that JSON lacks is an object with the key ``"$"``, which names its type. Types are compared exactly: a subclass
+may hold more than its base, so it is refused rather than flattened.
+
+Tied tensors, which are the same part of memory in the same shape, are stored once and tied again when read. Dimension
+order in memory (``channels_last``, transposed weights) is restored; tensors with gaps or repeats (``x[:, ::2]``,
+``expand``) come back contiguous. Tensors come back on the CPU.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from base64 import b64decode, b64encode
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.ranks.compat.torch import module_versions, set_module_versions
+from pytorch_accelerated.ranks.sharding import Shard, is_sharded, shard_of
+from pytorch_accelerated.states.formats import DTYPE_NAMES
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (*DTYPE_NAMES, torch.complex32, torch.complex128, torch.float8_e8m0fnu)
+}
+_MAX_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The result of `encode`.
+
+    Attributes:
+        structure: for `formats.dump_json`.
+        tensors: by name, for `formats.chunks`. They are the live tensors on their devices, copied only if they have
+            gaps or repeats.
+        sharded: by name, this rank's parts of sharded tensors, for `state_folder.write_shards`; not copies either.
+    """
+
+    structure: Any
+    tensors: dict[str, torch.Tensor]
+    sharded: dict[str, Shard] = field(default_factory=dict)
+
+
+def encode(value: Any, *, path: str) -> Encoded:
+    """`value` in two parts that can be written without pickle.
+
+    Tensors are named by their place in `value`, so other readers of safetensors see a module's state dict as it is.
+    The host never waits for a device, and nothing is copied but tensors with gaps or repeats.
+
+    Args:
+        value: nested state, see the top of this file.
+        path: the name of `value` in errors, for example ``optimizer``.
+
+    Raises:
+        CheckpointError: names every value that cannot be stored, for example ``optimizer.param_groups[0].foo``.
+    """
+    encoder = _Encoder(path)
+    structure = encoder.encode(value, "", 0)
+    if encoder.complaints:
+        raise CheckpointError(
+            "Cannot be stored in a training state:\n  "
+            + "\n  ".join(encoder.complaints)
+            + "\nKeep plain values and tensors there, or leave these out of the state dict."
+        )
+    return Encoded(structure, encoder.tensors, encoder.sharded)
+
+
+def decode(structure: Any, tensors: Mapping[str, torch.Tensor], *, path: str) -> Any:
+    """The inverse of `encode`. Tensors of the result share memory with `tensors` wherever their layout allows.
+
+    Raises:
+        InvalidCheckpointError: names the invalid place, which starts with `path`.
+    """
+    return _Decoder(tensors, path).decode(structure, "")
+
+
+def _is_json(value: Any) -> bool:
+    """Whether `value` is a scalar that JSON has."""
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    return -(2**63) <= value < 2**63 if kind is int else value is None or kind is str or kind is bool
+
+
+def _child(path: str, key: Any) -> str:
+    if type(key) is str and re.fullmatch(r"[\w.]+", key):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def _place(root: str, path: str) -> str:
+    return root + (path if path.startswith("[") or not path else f".{path}")
+
+
+class _Encoder:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._nodes: dict[Any, dict[str, Any]] = {}  # of the tensors, by their places in memory
+        self.sharded: dict[str, Shard] = {}
+        self.complaints: list[str] = []
+
+    def encode(self, value: Any, path: str, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            return self._refuse(path, f"nested deeper than {_MAX_DEPTH} levels, or holds itself")
+        if _is_json(value):
+            return value
+        kind = type(value)
+        if kind is int:
+            return {"$": "int", "hex": hex(value)}
+        if kind is float:
+            return {"$": "float", "text": repr(value)}
+        if kind is complex:
+            return {"$": "complex", "real": self.encode(value.real, path, 0), "imag": self.encode(value.imag, path, 0)}
+        if kind is bytes:
+            return {"$": "bytes", "base64": b64encode(value).decode("ascii")}
+        if kind in (list, tuple, torch.Size):
+            # Asked here once more: a history has hundreds of thousands of such items, and the run waits for this.
+            items = [
+                item if _is_json(item) else self.encode(item, f"{path}[{index}]", depth + 1)
+                for index, item in enumerate(value)
+            ]
+            return items if kind is list else {"$": "tuple" if kind is tuple else "size", "items": items}
+        if kind in (dict, OrderedDict, Counter):
+            return self._encode_dict(value, path, depth)
+        if isinstance(value, enum.Enum):
+            return {
+                "$": "enum",
+                "member": f"{kind.__name__}.{value.name}",
+                "value": self.encode(value.value, path, depth + 1),
+            }
+        if kind is torch.dtype and value in _DTYPES.values():
+            return {"$": "dtype", "name": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"$": "device", "name": str(value)}
+        if isinstance(value, torch.Tensor):
+            return self._encode_tensor(value, path)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._encode_numpy(value, path)
+        return self._refuse(path, f"is a {kind.__module__}.{kind.__qualname__}")
+
+    def _encode_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
+        if type(value) is dict and "$" not in value and all(type(key) is str for key in value):
+            return {key: self.encode(item, _child(path, key), depth + 1) for key, item in value.items()}
+        items = []
+        for key, item in value.items():
+            place = _child(path, key)
+            if isinstance(key, torch.Tensor):
+                self._refuse(path, "has a tensor as a key, which could not be looked up after loading")
+            else:
+                items.append([self.encode(key, place, depth + 1), self.encode(item, place, depth + 1)])
+        node = {"$": {dict: "dict", OrderedDict: "ordered dict", Counter: "counter"}[type(value)], "items": items}
+        # Modules keep the version of their state dict's format here. Without it, a module whose format has changed
+        # would convert a current state as if it were an old one.
+        if type(value) is OrderedDict and (versions := module_versions(value)) is not None:
+            node["metadata"] = self.encode(versions, f"{path}._metadata", depth + 1)
+        return node
+
+    def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        if is_sharded(tensor):
+            # Tied sharded tensors are stored once for each name: from an empty part a rank can't see that it is tied.
+            if tensor.dtype not in DTYPE_NAMES or path in self.sharded:
+                return self._refuse(path, f"is a sharded tensor of {tensor.dtype}, or not the only one of this name")
+            self.sharded[path] = shard_of(tensor)
+            return {"$": "sharded", "name": path}
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
+            return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")
+        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES.values() or tensor.is_meta:
+            return self._refuse(path, f"is a tensor with {tensor.layout}, {tensor.dtype} on {tensor.device}")
+        return self._placed(tensor.detach(), path or "value")
+
+    def _placed(self, tensor: torch.Tensor, name: str) -> dict[str, Any]:
+        """The node of a tensor, which is stored unless it has been already."""
+        layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+        place = (tensor.device, tensor.data_ptr(), *layout) if tensor.numel() else name
+        if place in self._nodes:
+            return self._nodes[place]
+        tensor = tensor.resolve_conj().resolve_neg()
+        while name in self.tensors or name == "__metadata__":  # reserved by the file format
+            name += "'"
+        node: dict[str, Any] = {"$": "tensor", "name": name}
+        if tensor.dtype not in DTYPE_NAMES:
+            node = {"$": "view", "name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "offset": 0}
+            node.update(shape=list(tensor.shape), stride=list(torch.empty(tensor.shape, device="meta").stride()))
+            tensor = tensor.contiguous().flatten().view(torch.uint8)
+        elif not _is_dense(tensor.shape, tensor.stride()):
+            tensor = tensor.contiguous()
+        elif tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+            node["stride"] = list(tensor.stride())
+        self.tensors[name] = tensor
+        self._nodes[place] = node
+        return node
+
+    def _encode_numpy(self, value: np.ndarray[Any, Any] | np.generic, path: str) -> Any:
+        try:
+            tensor = torch.from_numpy(np.array(value, order="C"))  # a copy: a read-only array would make torch warn
+        except (TypeError, ValueError):
+            return self._refuse(path, f"is a numpy value of dtype {value.dtype}")
+        return {"$": "array" if isinstance(value, np.ndarray) else "scalar", "value": self._encode_tensor(tensor, path)}
+
+    def _refuse(self, path: str, complaint: str) -> None:
+        self.complaints.append(f"{_place(self.root, path)} {complaint}")
+
+
+def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    """Whether the elements lie in memory without gaps and repeats, in any order of dimensions."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+class _Decoder:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], root: str) -> None:
+        self.tensors = tensors
+        self.root = root
+        self._strided: dict[str, torch.Tensor] = {}
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "int": lambda hex: int(hex, 16),
+            "float": lambda text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
+            "complex": lambda real, imag: complex(real, imag),
+            "bytes": lambda base64: b64decode(base64),
+            "tuple": lambda items: tuple(items),
+            "size": lambda items: torch.Size(items),
+            "dict": lambda items: dict(items),
+            "ordered dict": self._ordered_dict,
+            "counter": lambda items: Counter(dict(items)),
+            "live": lambda: None,  # a function in the state of an optimizer, by version 1.0
+            "enum": lambda member, value: value,
+            "dtype": lambda name: _DTYPES[name],
+            "device": lambda name: torch.device(name),
+            "array": lambda value: value.numpy(),
+            "scalar": lambda value: value.numpy()[()],
+            "tensor": self._tensor,
+            "sharded": lambda name: self.tensors[name],
+            "view": self._view,
+        }
+
+    def decode(self, node: Any, path: str) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item, f"{path}[{index}]") for index, item in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        fields = {key: self.decode(item, _child(path, key)) for key, item in node.items()}
+        if "$" not in fields:
+            return fields
+        kind = fields.pop("$")
+        try:
+            return self._kinds[kind](**fields)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidCheckpointError(
+                f"{_place(self.root, path)} cannot be read as a stored {kind!r} ({type(error).__name__}: {error})."
+            ) from error
+
+    @staticmethod
+    def _ordered_dict(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
+        ordered = OrderedDict(items)
+        if metadata is not None:
+            set_module_versions(ordered, metadata)
+        return ordered
+
+    def _tensor(self, name: str, stride: Any = None) -> torch.Tensor:
+        tensor = self.tensors[name]
+        if stride is None:
+            return tensor
+        if name not in self._strided:
+            self._strided[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        return self._strided[name]  # one copy for all places: tied tensors stay tied
+
+    def _view(self, name: str, dtype: str, offset: Any, shape: Any, stride: Any) -> torch.Tensor:
+        octets = self.tensors[name]
+        element = _DTYPES[dtype]
+        elements = octets[: octets.numel() // element.itemsize * element.itemsize].view(element)
+        # torch refuses a view beyond the end of the storage, which holds nothing but `octets`.
+        return elements.as_strided(shape, stride, elements.storage_offset() + offset)

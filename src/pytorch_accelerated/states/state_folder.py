@@ -1,0 +1,355 @@
+"""Nested state as a folder and back, and writing it in the background while the run continues.
+
+Combines `codec`, `formats`, `publish` and `verify`. Each rank writes its pieces of sharded tensors to one safetensors
+file, under names that say where they belong (``model/0.weight[4:7,0:5]``), and rank 0 lists the tensors in
+``shards.json``. Any number of ranks can read them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.ranks.sharding import Shard, is_sharded, own_part, shard_of
+from pytorch_accelerated.states.codec import Encoded, decode, encode
+from pytorch_accelerated.states.formats import DTYPE_NAMES, DTYPES, chunks, dump_json, load_json, read_tensors
+from pytorch_accelerated.states.layout import (
+    PARTS,
+    SHARDS_FILE,
+    SHARDS_NAME,
+    FileEntry,
+    Manifest,
+    check_file_name,
+)
+from pytorch_accelerated.states.publish import StagedFolder, begin
+from pytorch_accelerated.states.verify import open_verified, read_manifest, tensors_of_file
+
+MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
+Place = list[tuple[int, int]]
+"""Start and end of a piece in each dimension."""
+
+
+def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
+    """Nested state by name, ready to be written; its tensors are the live ones. Raises as `codec.encode` does."""
+    return {name: encode(value, path=name) for name, value in parts.items()}
+
+
+def write_encoded(
+    final: str | os.PathLike[str] | StagedFolder,
+    facts: dict[str, Any],
+    encoded: Mapping[str, Encoded],
+    ranks: Ranks | None = None,
+) -> None:
+    """Write a state folder. It appears whole or not at all; an existing state is replaced.
+
+    Args:
+        final: the folder to write, which all ranks must be able to reach; or one that `publish.begin` has made, whose
+            files become a part of the state.
+        facts: plain values that `verify.read_manifest` finds without reading the parts.
+        encoded: what `encode_parts` returned; each part becomes ``<name>.json`` and ``<name>.safetensors``, and each
+            rank writes its own pieces of sharded tensors.
+        ranks: the ranks that have pieces of sharded tensors, all of which must call this. None: nothing is sharded.
+
+    Raises:
+        CheckpointError: describes the disk's error. Earlier saves are unchanged.
+    """
+
+    def start() -> StagedFolder:
+        return final if isinstance(final, StagedFolder) else begin(final)
+
+    staged = start() if ranks is None else ranks.do_on_first(start)
+    try:
+        if ranks is None:
+            _publish(staged, facts, encoded, staged.take_in())
+        else:
+            shards = {f"{name}/{key}": tensor for name, part in encoded.items() for key, tensor in part.sharded.items()}
+            others = ranks.do_on_first(staged.take_in)
+            files = write_shards(ranks, staged, shards)
+            ranks.do_on_first(lambda: _publish(staged, facts, encoded, others, files))
+    except BaseException:
+        if ranks is None or ranks.is_first:
+            staged.abort()
+        raise
+
+
+def _publish(
+    staged: StagedFolder,
+    facts: dict[str, Any],
+    encoded: Mapping[str, Encoded],
+    others: list[FileEntry],
+    shards: Sequence[FileEntry] = (),
+) -> None:
+    files = staged.write_files(file for name, part in encoded.items() for file in _files_of(name, part))
+    if others:
+        facts = {**facts, PARTS: list(encoded)}
+    staged.commit(facts, [*shards, *others, *files])
+
+
+def _files_of(name: str, part: Encoded) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    """The two files of a part. Tensors on other devices are copied to the host one at a time."""
+    yield check_file_name(f"{name}.json"), [dump_json(part.structure)]
+    yield f"{name}.safetensors", chunks(part.tensors)
+
+
+def read_state(
+    folder: str | os.PathLike[str],
+    parts: Collection[str] | None = None,
+    make_target: MakeTarget | None = None,
+    without: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts and the parts of a state folder, bit for bit as they were written.
+
+    Args:
+        folder: a state folder, as `verify.find_state` returns it.
+        parts: the names of the parts to read; the files of others are not read. Default: all.
+        without: the names of parts that are not read.
+        make_target: returns the tensor to fill for one that was saved sharded, from its part and name
+            (``model/0.weight``), shape and dtype; a sharded target gets this rank's part. Default: whole tensors.
+
+    Returns:
+        The facts, and the parts by name, with tensors on the CPU, or where `make_target` has put them.
+
+    Raises:
+        InvalidCheckpointError: names a file that is missing or was changed, or a part that the state does not have.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    names = part_names(manifest)
+    entries = {entry.name: entry for entry in manifest.files}
+    chosen = [name for name in (names if parts is None else parts) if name not in without]
+    structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
+    tensors = {name: read_file_of_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
+    if SHARDS_NAME in entries:
+        layout = _read_structure(folder, entries[SHARDS_NAME])
+        layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in chosen}
+        for name, tensor in read_shards(folder, entries, layout, make_target or _whole_target).items():
+            part, _, path = name.partition("/")
+            tensors[part][path] = tensor
+    return manifest.facts, {name: decode(structures[name], tensors[name], path=name) for name in chosen}
+
+
+def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def part_names(manifest: Manifest) -> list[str]:
+    """The names of the parts of a state."""
+    if PARTS in manifest.facts:  # others may have written files of the same kind
+        return list(manifest.facts[PARTS])
+    files = {entry.name for entry in manifest.files}
+    stems = [name.removesuffix(".json") for name in sorted(files) if name.endswith(".json")]
+    return [stem for stem in stems if f"{stem}.safetensors" in files]
+
+
+def _read_structure(folder: Path, entry: FileEntry) -> Any:
+    data = bytearray(entry.size_bytes)
+    with open_verified(folder, entry) as read_into:
+        read_into(memoryview(data))
+    return load_json(bytes(data), what=str(folder / entry.name))
+
+
+def read_file_of_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
+    """The tensors in a safetensors file of a folder, by name, after comparing them with its manifest."""
+    with open_verified(folder, entry) as read_into:
+        return dict(read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name)))
+
+
+def write_shards(ranks: Ranks, staged: StagedFolder, shards: Mapping[str, Shard]) -> list[FileEntry]:
+    """Write each rank's `shards`, named uniquely in the state, to a folder that all ranks can reach.
+
+    Must be called by all ranks, with parts of the same tensors.
+
+    Returns:
+        The files of all ranks, for `StagedFolder.commit`.
+
+    Raises:
+        CheckpointError: on every rank, if any rank could not write its file.
+    """
+
+    def write() -> list[FileEntry]:
+        own = {
+            f"{name}[{','.join(f'{start}:{end}' for start, end in shard.place)}]": shard.part
+            for name, shard in shards.items()
+            if shard.part.numel() and not shard.is_replica
+        }
+        files = [staged.write_file(f"shards_{ranks.index}.safetensors", chunks(own))] if own else []
+        if ranks.is_first:
+            layout = {
+                name: {"dtype": DTYPE_NAMES[shard.part.dtype], "shape": list(shard.shape)}
+                for name, shard in shards.items()
+            }
+            files.append(staged.write_file(SHARDS_NAME, [dump_json(layout)]))
+        return files
+
+    return [entry for files in ranks.exchange(ranks.do_on_all(write)) for entry in files]
+
+
+def read_shards(
+    folder: Path, entries: Mapping[str, FileEntry], layout: Any, make_target: MakeTarget
+) -> dict[str, torch.Tensor]:
+    """The sharded tensors of a state folder. Reads and checks only the files that this rank needs.
+
+    Args:
+        folder, entries: of the state, and its files by name.
+        layout: the content of ``shards.json``.
+        make_target: returns the tensor to fill for a name, shape and dtype; a sharded one gets this rank's part.
+
+    Raises:
+        InvalidCheckpointError: if `layout` is invalid, or a file is damaged.
+    """
+    files = filter(SHARDS_FILE.fullmatch, entries if layout else ())
+    try:
+        tensors = {name: (torch.Size(facts["shape"]), DTYPES[facts["dtype"]]) for name, facts in layout.items()}
+        pieces = {file: dict(_pieces_of(folder / file)) for file in files}
+        missing = {name: math.prod(shape) for name, (shape, _) in tensors.items()}
+        for name, place in (piece for of_file in pieces.values() for piece in of_file.values()):
+            if name in missing:
+                missing[name] -= math.prod(end - start for start, end in place)
+        if any(missing.values()):
+            raise ValueError(f"the pieces of {[name for name, count in missing.items() if count]} do not cover them")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidCheckpointError(
+            f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error})."
+        ) from error
+    targets = {name: make_target(name, *facts) for name, facts in tensors.items()}
+    places = {
+        name: shard_of(target).place if is_sharded(target) else [(0, size) for size in target.shape]
+        for name, target in targets.items()
+    }
+    for file, of_file in pieces.items():
+        common = {piece: _common(place, places[name]) for piece, (name, place) in of_file.items() if name in targets}
+        wanted = {piece for piece, spans in common.items() if all(start < end for start, end in spans)}
+        if not wanted:
+            continue
+        with open_verified(folder, entries[file]) as read_into, torch.no_grad():
+            for piece, values in read_tensors(read_into, entries[file].size_bytes, what=str(folder / file)):
+                if piece in wanted:
+                    name, place = of_file[piece]
+                    part = values[_within(common[piece], place)]
+                    own_part(targets[name])[_within(common[piece], places[name])].copy_(part)
+    return targets
+
+
+def _pieces_of(file: Path) -> Iterator[tuple[str, tuple[str, Place]]]:
+    """The names of the pieces in a file, with their tensors and places. The ranks that read them verify the file."""
+    for piece, _, _ in tensors_of_file(file):
+        name, _, spans = piece.removesuffix("]").rpartition("[")
+        start_and_end = [span.split(":") for span in spans.split(",") if span]
+        yield piece, (name, [(int(start), int(end)) for start, end in start_and_end])
+
+
+def _common(first: Place, second: Place) -> Place:
+    return [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(first, second, strict=True)]
+
+
+def _within(spans: Place, place: Place) -> tuple[slice, ...]:
+    """The indices of `spans` in a piece that lies at `place`."""
+    return tuple(slice(start - first, end - first) for (start, end), (first, _) in zip(spans, place, strict=True))
+
+
+class BackgroundWriter:
+    """Writes state folders, one at a time, in its own thread; the run waits only while the tensors are copied.
+
+    The copies are as large as the state. They are in host memory (pinned for tensors of a CUDA device) and are reused
+    for the next state, until `close`. Only the thread of the run may call the methods.
+
+    Attributes:
+        failure: why a state could not be written; `wait` raises it.
+        after_each: functions that the thread calls when a state is complete, before the next one starts; `Saves` calls
+            them after a state that it did not write.
+    """
+
+    def __init__(self) -> None:
+        self.after_each: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self._copies: dict[tuple[str, ...], torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a state is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(
+        self,
+        final: str | os.PathLike[str],
+        facts: dict[str, Any],
+        encoded: Mapping[str, Encoded],
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Start `write_encoded` with a copy of the tensors as they are now.
+
+        First waits until the previous folder is complete. `ranks` need a process group that nothing else uses.
+
+        Raises:
+            CheckpointError: if the previous folder could not be written.
+        """
+        self.wait()
+        parts = {
+            name: Encoded(
+                part.structure,
+                {key: self._copy((name, key), tensor) for key, tensor in part.tensors.items()},
+                {
+                    key: replace(one, part=self._copy((name, key, "shard"), one.part))
+                    for key, one in part.sharded.items()
+                },
+            )
+            for name, part in encoded.items()
+        }
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
+        # Not a daemon: the program should not exit before the state is complete.
+        self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when everything is on disk.
+
+        Raises:
+            CheckpointError: if a state could not be written. Each failure is raised once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self.failure = self.failure, None
+        if isinstance(failure, CheckpointError):
+            raise failure
+        if failure is not None:
+            raise CheckpointError(f"A training state could not be written in the background: {failure!r}.") from failure
+
+    def close(self) -> None:
+        """`wait`, then free the copies."""
+        try:
+            self.wait()
+        finally:
+            self._copies.clear()
+
+    def _write(self, *arguments: Any) -> None:
+        try:
+            write_encoded(*arguments)
+            for call in self.after_each:
+                call()
+        except BaseException as error:
+            self.failure = error
+
+    def _copy(self, key: tuple[str, ...], tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        copy = self._copies.get(key)
+        shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+        if copy is None or (copy.shape, copy.stride(), copy.dtype) != (shape, stride, dtype):
+            # With the strides of the tensor: another order of dimensions would make the copy two to four times slower.
+            copy = torch.empty_strided(shape, stride, dtype=dtype, pin_memory=tensor.is_cuda)
+            self._copies[key] = copy
+        if tensor.is_cuda:
+            self._devices.add(tensor.device)
+        return copy.copy_(tensor, non_blocking=tensor.is_cuda)
