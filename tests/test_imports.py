@@ -17,44 +17,41 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # Rooms are folders and files of the package. Those of one line do not know each other.
 ROOMS = (
-    ("compat", "errors", "run_config", "seeding", "trees"),
-    ("facts", "finetuning", "optional"),
-    ("processes",),
-    ("data", "models", "progress"),
-    ("activations", "exporting", "optimizers", "tracking"),
-    ("checkpointing", "schedulers"),
-    ("prediction", "report"),
+    ("errors", "run_config"),
+    ("facts",),
+    ("ranks",),
+    ("finetuning", "record"),
+    ("data",),
+    ("schedulers", "states"),
+    ("prediction",),
     ("callbacks",),
-    ("steps",),
-    ("training",),
-    ("looking",),
-    ("proving",),
+    ("loop",),
     ("trainer",),
-    ("recipes",),
-    ("huggingface", "commands"),
+    ("huggingface",),
+    ("extras",),
     ("__main__",),
 )
 # For users: they collect names that are defined elsewhere. Every `__init__` is one too.
-FACADES = {"utils"}
+FACADES = {"tracking", "utils"}
 ACCELERATE_DOORS = {
-    "compat.accelerate",
-    "processes.launching",
-    "processes.accelerators",
-    "callbacks.trackers",
+    "ranks.compat.accelerate",
+    "ranks.launching",
+    "ranks.accelerators",
+    "extras.trackers",
     "trainer",
 }
 
 
 # Files and folders that can be taken away (`tests/test_rooms.py` does): they import what users can import, and nothing
 # imports them but the line that needs them, when it is run.
-OPTIONAL = {"report", "progress.notebook", "callbacks.spikes", "looking.summary"}
+OPTIONAL = {"extras.report", "extras.looking.summary"}
 PUBLIC = {
     "",
     "callbacks",
     "errors",
     "finetuning",
     "huggingface",
-    "optimizers",
+    "extras.optimizers",
     "run_config",
     "schedulers",
     "tracking",
@@ -132,15 +129,19 @@ def find_complaints(modules: list[Module]) -> list[str]:
         if module.name not in ACCELERATE_DOORS and any(name.split(".")[0] == "accelerate" for name in module.imports):
             complaints.append(f"{module.name} imports accelerate: go through one of ACCELERATE_DOORS.")
         for name in sorted(own_names(module.imports_at_once)):
-            if is_optional(name) and not is_optional(module.name) and not module.is_facade:
+            if room_of(name) == "extras" and not may_name_extras(module):
                 complaints.append(f"{module.name} imports {name}, which can be taken away: do so where it is used.")
         for name in sorted(own[module.name]):
             if is_optional(module.name):
-                if name not in PUBLIC and room_of(name) != room_of(module.name):
+                if name not in PUBLIC and part_of(name) != part_of(module.name):
                     complaints.append(f"{module.name} can be taken away, but imports {name}, which is not public.")
             elif by_name[name].is_facade and not (module.is_facade and name.startswith(f"{module.name}.")):  # its part
                 complaints.append(f"{module.name} imports a name through {name or PACKAGE}, which is for users.")
-            elif rank is not None and room_of(name) != room_of(module.name) and (rank_of(name) or 0) >= rank:
+            elif (
+                rank is not None
+                and room_of(name) not in ("extras", room_of(module.name))
+                and (rank_of(name) or 0) >= rank
+            ):
                 complaints.append(f"{module.name} imports {name}, which does not stand above it in the table.")
     try:
         graphlib.TopologicalSorter(own).prepare()
@@ -150,7 +151,16 @@ def find_complaints(modules: list[Module]) -> list[str]:
 
 
 def is_optional(name: str) -> bool:
-    return name in OPTIONAL or room_of(name) in OPTIONAL
+    return part_of(name) in OPTIONAL or name in OPTIONAL
+
+
+def may_name_extras(module: Module) -> bool:
+    return module.is_facade or room_of(module.name) in ("extras", "__main__") or module.name == "huggingface.replaying"
+
+
+def part_of(name: str) -> str:
+    """The room; in `extras`, the file or folder that can be taken away alone."""
+    return ".".join(name.split(".")[: 2 if room_of(name) == "extras" else 1])
 
 
 def own_names(names: Collection[str]) -> set[str]:
@@ -179,9 +189,9 @@ def test_the_trainer_has_few_private_names() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "complaint"),
     [
-        ("facts/seeding.py", "def late():\n    from .trainer import Trainer", "trainer, which does not stand above"),
-        ("facts/seeding.py", "from pytorch_accelerated.data.order import E", "in a circle"),
-        ("errors.py", "from pytorch_accelerated.facts.seeding import E", "seeding, which does not stand above"),
+        ("run_config.py", "def late():\n    from .trainer import Trainer", "trainer, which does not stand above"),
+        ("run_config.py", "from pytorch_accelerated.data.order import E", "in a circle"),
+        ("errors.py", "from pytorch_accelerated.run_config import E", "run_config, which does not stand above"),
         ("trainer.py", "from pytorch_accelerated import Trainer", "through pytorch_accelerated, which is for users"),
         ("callbacks/base.py", "import accelerate.utils", "imports accelerate"),
         ("telemetry.py", "", "telemetry is in no room: add it to the table"),
@@ -194,11 +204,11 @@ def test_the_trainer_has_few_private_names() -> None:
     ],
 )
 def test_a_broken_rule_is_found(file: str, code: str, complaint: str | None, tmp_path: Path) -> None:
-    modules = ["__init__", "seeding", "utils", "trainer", "data/__init__", "data/order", "callbacks/__init__"]
-    modules += ["report/__init__", "report/page"]
+    modules = ["__init__", "run_config", "utils", "trainer", "data/__init__", "data/order", "callbacks/__init__"]
+    modules += ["extras/__init__", "extras/report/__init__", "extras/report/page"]
     written = {f"{name}.py": "" for name in [*modules, "callbacks/base"]}
     written |= {
-        "data/order.py": "from pytorch_accelerated.facts.seeding import mixed_seed",
+        "data/order.py": "from pytorch_accelerated.run_config import mixed_seed",
         "errors.py": "",
         file: code,
     }

@@ -125,7 +125,7 @@ def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
     wanted = {path.relative_to(source).as_posix() for path in (source / PACKAGE).rglob("*") if path.is_file()}
     wanted = {name for name in wanted if "__pycache__" not in name}
     found = set(contents(wheel))
-    assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/report/page.js"} <= wanted
+    assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/extras/report/page.js"} <= wanted
     assert {name for name in found if ".dist-info/" not in name} == wanted
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in found)
 

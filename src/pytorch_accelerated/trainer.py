@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.extras.beside import evaluate_states
 from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
@@ -307,7 +306,8 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if a state is damaged, or belongs to another model.
         """
         checks.refuse_within_a_run(self.run_context, "evaluate_states", "Call it in another process.")
-        evaluate_states(self, Path(folder), follow=follow, **arguments)
+        room = require("pytorch_accelerated.extras.beside", needed_by="`evaluate_states`")
+        room.evaluate_states(self, Path(folder), follow=follow, **arguments)
 
     @knows_other_names
     def predict(

@@ -17,8 +17,9 @@ from pytorch_accelerated.errors import (
     MissingCheckpointError,
     MissingDependencyError,
 )
+from pytorch_accelerated.extras import object_storage as remote
 from pytorch_accelerated.extras.object_storage import Store, default_local_folder
-from pytorch_accelerated.states import layout, remote
+from pytorch_accelerated.states import layout
 from pytorch_accelerated.states.verify import list_states, read_manifest
 from tests.callbacks.runs import a_trainer, fit, values_of
 from tests.chaos.size import some

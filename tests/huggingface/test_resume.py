@@ -433,7 +433,7 @@ def test_a_file_that_would_have_to_be_executed_is_refused(name: str, tmp_path: P
 
 
 def pickled(value: Any) -> bytes:
-    """What pickle writes for `value`. A list is a call: a function's name, its arguments, and perhaps a state to set."""
+    """The pickle of `value`. A list is a call: a function's name, its arguments, and perhaps a state to set."""
     if isinstance(value, list):
         name, arguments, *states = value
         built = (pickled(state) + pickle.BUILD for state in states)

@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in ("data.planned_loader", "data.stream_loader", "tracking.step_records"):
+        for module in ("data.planned_loader", "data.stream_loader", "record.step_records"):
             times = types.SimpleNamespace(perf_counter=lambda: self.now)
             monkeypatch.setattr(f"pytorch_accelerated.{module}.time", times)
 

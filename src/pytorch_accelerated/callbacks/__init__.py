@@ -33,7 +33,6 @@ from pytorch_accelerated.errors import (
     NonFiniteLossError,
     StopTrainingError,
 )
-from pytorch_accelerated.extras.trackers import TrackerCallback
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.warning import never_ends_a_run
 
@@ -44,24 +43,26 @@ if TYPE_CHECKING:
     from pytorch_accelerated.extras.report.callback import ReportCallback
     from pytorch_accelerated.extras.report.result import ResultCallback
     from pytorch_accelerated.extras.spikes import LossSpikeCallback
+    from pytorch_accelerated.extras.trackers import TrackerCallback
 
 
-# Imported when they are used, by the module that has them.
+# In `extras`, and imported when they are used: by the module that has them.
 _LATER = {
-    "EvaluateBesideCallback": "callbacks.beside",
-    "LossSpikeCallback": "callbacks.spikes",
-    "OptunaCallback": "callbacks.search",
-    "RayTrainCallback": "callbacks.ray_train",
+    "EvaluateBesideCallback": "beside",
+    "LossSpikeCallback": "spikes",
+    "OptunaCallback": "optuna",
+    "RayTrainCallback": "ray_train",
     "ReportCallback": "report.callback",
     "ResultCallback": "report.result",
-    "ray_checkpoint": "callbacks.ray_train",
+    "TrackerCallback": "trackers",
+    "ray_checkpoint": "ray_train",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(require(f"pytorch_accelerated.{_LATER[name]}", needed_by=name), name)
+    return getattr(require(f"pytorch_accelerated.extras.{_LATER[name]}", needed_by=name), name)
 
 
 def __dir__() -> list[str]:

@@ -21,13 +21,13 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     InvalidCheckpointError,
 )
-from pytorch_accelerated.extras.object_storage import Uploads, default_local_folder, is_url
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import Pace
 from pytorch_accelerated.record.text import folded, format_number
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
-from pytorch_accelerated.states.disk import resolved
+from pytorch_accelerated.states.disk import is_url, resolved
 from pytorch_accelerated.states.layout import STATE_NAME, Manifest
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
@@ -249,7 +249,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         earlier: Sequence[str] = ()
         if is_url(self.save_dir):
             metric_name = None if self.retention.best is None else self.watch_metric
-            uploads = Uploads(str(self.save_dir), self.folder, self.retention, metric_name)
+            uploads = _object_storage().Uploads(str(self.save_dir), self.folder, self.retention, metric_name)
             saves.upload(uploads)
             earlier = uploads.earlier
         if trainer.run_state.updates == 0:  # else the run was resumed
@@ -303,7 +303,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         """The local folder of the states: `save_dir`, or where they are until they are uploaded."""
         if not is_url(self.save_dir):
             return Path(self.save_dir)
-        return default_local_folder(str(self.save_dir)) if self.local_dir is None else Path(self.local_dir)
+        local = _object_storage().default_local_folder(str(self.save_dir)) if self.local_dir is None else self.local_dir
+        return Path(local)
 
     @property
     def _watched(self) -> WatchedMetric:
@@ -462,3 +463,7 @@ def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:
             "Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or remove the callback."
         )
     return trainer.scheduler
+
+
+def _object_storage() -> Any:
+    return require("pytorch_accelerated.extras.object_storage", needed_by="A URL for training states")

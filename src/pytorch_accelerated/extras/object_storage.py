@@ -49,11 +49,6 @@ _REMOTE_NAME = re.compile(rf"(?P<name>{STATE_NAME.pattern})(\.\d+)?")
 _FILES_OF_HISTORY = ("run.json", "run.safetensors", layout.SHARDS_NAME)
 
 
-def is_url(place: object) -> bool:
-    """Whether `place` is the URL of a folder, rather than a path."""
-    return isinstance(place, str) and "://" in place
-
-
 def default_local_folder(url: str) -> Path:
     """The folder on this machine for the states of a URL: the same for each process of the user."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

@@ -9,12 +9,11 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
 from pytorch_accelerated.callbacks.watching import best_facts, with_mark
 from pytorch_accelerated.errors import CallbackSetupError
-from pytorch_accelerated.extras.trackers import OpenRecords, Outcome, Place, Row, make_trackers, new_run_name
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
@@ -39,6 +38,9 @@ from pytorch_accelerated.record.text import (
     screen_columns,
     show,
 )
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.extras.trackers import OpenRecords, Outcome
 
 
 def is_log_due(args: Any, state: Any, step: int) -> bool:
@@ -414,7 +416,7 @@ class _Recorder(TrainerCallback, ExportableState):
         if logs and state.is_world_process_zero:
             self._open(args, state)
             values = {tag_of(name): float(value) for name, value in logs.items() if isinstance(value, numbers.Real)}
-            self._write(Row(state.global_step, values))
+            self._write(state.global_step, values)
             if not self._is_in_run:
                 self._finish("finished")
 
@@ -429,7 +431,7 @@ class _Recorder(TrainerCallback, ExportableState):
     def _open(self, args: Any, state: Any, repeats_from: int | None = None) -> None:
         """Open the records, unless they are open."""
 
-    def _write(self, row: Row) -> None:
+    def _write(self, step: int, values: dict[str, float]) -> None:
         """Log the values of a step."""
 
     def _finish(self, outcome: Outcome) -> None:
@@ -478,9 +480,9 @@ class TensorBoardCallback(_Recorder):
             tensorboard = require("torch.utils.tensorboard", needed_by="TensorBoardCallback")
             self.tb_writer = tensorboard.SummaryWriter(log_dir=self._folder(args), purge_step=repeats_from)
 
-    def _write(self, row: Row) -> None:
-        for name, value in row.values.items():
-            self.tb_writer.add_scalar(name, value, row.step)
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.tb_writer.add_scalar(name, value, step)
         self.tb_writer.flush()
 
     def _finish(self, outcome: Outcome) -> None:
@@ -524,7 +526,8 @@ class ReportingCallback(_Recorder):
     ranks_agree_after_each_update = False
 
     def __init__(self, trackers: Sequence[str]) -> None:
-        self._trackers = make_trackers(trackers)
+        self._library = require("pytorch_accelerated.extras.trackers", needed_by="`report_to`")
+        self._trackers = self._library.make_trackers(trackers)
         self._records: OpenRecords | None = None
         self.identities: dict[str, str] = {}
 
@@ -539,17 +542,17 @@ class ReportingCallback(_Recorder):
         if self._records is not None:
             return
         folder = Path(args.logging_dir or os.path.join(args.output_dir, "runs"))
-        self.run_name = self.run_name or args.run_name or new_run_name()
-        self._records = OpenRecords(warn, lambda: state.global_step)
+        self.run_name = self.run_name or args.run_name or self._library.new_run_name()
+        self._records = records = self._library.OpenRecords(warn, lambda: state.global_step)
         for tracker in self._trackers:
-            place = Place(folder, args.project, self.run_name, {})
+            place = self._library.Place(folder, args.project, self.run_name, {})
             identity = self.identities.get(tracker.name)
-            self._records.start(tracker, place, identity, repeats_from, args.to_sanitized_dict(), [])
-        self.identities = {**self.identities, **self._records.identities}
+            records.start(tracker, place, identity, repeats_from, args.to_sanitized_dict(), [])
+        self.identities = {**self.identities, **records.identities}
 
-    def _write(self, row: Row) -> None:
+    def _write(self, step: int, values: dict[str, float]) -> None:
         assert self._records is not None
-        self._records.add([row])
+        self._records.add([self._library.Row(step, values)])
         self._records.write()
 
     def _finish(self, outcome: Outcome) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.record.loss import LossTracker
     from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.run_config import TrainerRunConfig
+    from pytorch_accelerated.states.training_state import KeptStates
 
 
 # The trainer's attributes that a subclass may define in its own way, and what they are called in a context.
@@ -42,25 +43,6 @@ _FIELDS = {
     "callback_handler": "callbacks",
 }
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptStates:
-    """States from an earlier moment, to be saved instead of those that their objects have now.
-
-    Attributes:
-        callbacks: those of some callbacks, by state key.
-        history: of the run history.
-        recorder: of the recorder of step records.
-        stream: the position in the training stream.
-        generators: of the random generators.
-    """
-
-    callbacks: dict[str, Any]
-    history: dict[str, Any]
-    recorder: dict[str, Any] | None
-    stream: dict[str, Any] | None
-    generators: dict[str, Any]
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -8,10 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import CheckpointError
-from pytorch_accelerated.extras.object_storage import Uploads
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.history import RunHistory
@@ -19,6 +18,9 @@ from pytorch_accelerated.states.disk import resolved
 from pytorch_accelerated.states.run_folder import FolderLock, StateFolders
 from pytorch_accelerated.states.state_folder import BackgroundWriter
 from pytorch_accelerated.states.verify import verify
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.extras.object_storage import Uploads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
 from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
-from pytorch_accelerated.extras.object_storage import default_local_folder, fetch_state, is_url
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import derived_seed
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.guarded import savers_among
@@ -18,7 +18,7 @@ from pytorch_accelerated.ranks.preparation import is_replicated
 from pytorch_accelerated.ranks.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states.disk import kind_of
+from pytorch_accelerated.states.disk import is_url, kind_of
 from pytorch_accelerated.states.layout import MANIFEST_NAME
 from pytorch_accelerated.states.run_folder import agree_on_resuming
 from pytorch_accelerated.states.state_folder import read_state
@@ -69,7 +69,8 @@ class States:
         if is_url(source):
             url = str(source)
             folders = [saver.folder for saver in savers_among(context.callbacks) if saver.save_dir == url]
-            state = fetch_state(url, [*folders, default_local_folder(url)][0], context.ranks, check)
+            storage = require("pytorch_accelerated.extras.object_storage", needed_by="A URL in `resume_from`")
+            state = storage.fetch_state(url, [*folders, storage.default_local_folder(url)][0], context.ranks, check)
         else:
             state = context.ranks.do_on_first(lambda: find_state(source, check))
         if state is None and must_exist:

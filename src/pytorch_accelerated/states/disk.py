@@ -121,3 +121,8 @@ def explained_reading(path: Path) -> Iterator[None]:
         raise InvalidCheckpointError(
             f"{path} cannot be read: {error.strerror}. Check the path and the permissions of it and its parent folders."
         ) from error
+
+
+def is_url(place: object) -> bool:
+    """Whether `place` is the URL of a folder, rather than a path."""
+    return isinstance(place, str) and "://" in place

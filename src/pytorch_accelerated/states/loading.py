@@ -9,13 +9,12 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
-from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.ranks.kept import Kept, kept
 from pytorch_accelerated.ranks.sharding import whole
 from pytorch_accelerated.states.codec import encode
@@ -28,6 +27,9 @@ from pytorch_accelerated.states.optimizers import (
 )
 from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.weights import canonical_state_dict, check_canonical, load_canonical
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.loop.context import Context
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
 

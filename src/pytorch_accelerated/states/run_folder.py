@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 
 from pytorch_accelerated.errors import CheckpointError, PytorchAcceleratedError
-from pytorch_accelerated.extras.object_storage import is_url
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.states import disk
-from pytorch_accelerated.states.disk import resolved
+from pytorch_accelerated.states.disk import is_url, resolved
 from pytorch_accelerated.states.publish import explained, make_folders
 from pytorch_accelerated.states.state_folder import BackgroundWriter
 from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest

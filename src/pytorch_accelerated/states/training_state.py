@@ -17,7 +17,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,6 @@ from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
-from pytorch_accelerated.loop.context import Context, KeptStates
 from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.kept import kept
 from pytorch_accelerated.ranks.ranks import Ranks
@@ -59,10 +58,32 @@ from pytorch_accelerated.states.weights import (
     loads_its_own_way,
 )
 
+if TYPE_CHECKING:
+    from pytorch_accelerated.loop.context import Context
+
 TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptStates:
+    """States from an earlier moment, to be saved instead of those that their objects have now.
+
+    Attributes:
+        callbacks: those of some callbacks, by state key.
+        history: of the run history.
+        recorder: of the recorder of step records.
+        stream: the position in the training stream.
+        generators: of the random generators.
+    """
+
+    callbacks: dict[str, Any]
+    history: dict[str, Any]
+    recorder: dict[str, Any] | None
+    stream: dict[str, Any] | None
+    generators: dict[str, Any]
 
 
 def frozen(run: Context, stateful: Iterable[Any]) -> Context:
