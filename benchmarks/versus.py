@@ -23,7 +23,7 @@ from benchmarks.reporting import compared_text, facts_of_run, number, row_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "versus.md"
-CASES_BY_DEFAULT = ("epoch", "ordinary", "workers", "face", "bert", "long_step", "ddp", "checkpoint", "watched")
+CASES_BY_DEFAULT = ("epoch", "ordinary", "face", "bert", "long_step", "ddp", "checkpoint", "watched")
 Figures = dict[str, list[dict[str, Any]]]
 
 

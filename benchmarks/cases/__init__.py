@@ -23,7 +23,6 @@ from benchmarks.cases import (
     stream,
     text,
     watched,
-    workers,
 )
 from benchmarks.measuring import Result, Setting
 
@@ -33,7 +32,6 @@ CASES: dict[str, Callable[[Setting], list[Result]]] = {
     "watched": watched.run,
     "epoch": epoch.run,
     "ordinary": ordinary.run,
-    "workers": workers.run,
     "face": face.run,
     "bert": bert.run,
     "text": text.run,

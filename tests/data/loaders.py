@@ -13,7 +13,6 @@ from pytorch_accelerated.data.updates import RunLoader
 class OneOf:
     """A rank as the plan of an epoch sees it. It can't talk to others, and for planned data it needn't."""
 
-    count_on_node = 1
     device = torch.device("cpu")
 
     def __init__(self, index: int = 0, count: int = 1) -> None:

@@ -132,7 +132,7 @@ def test_workers_change_nothing(run_a: Path, tmp_path: Path) -> None:
     train(tmp_path, train_dataloader_kwargs={"num_workers": 1})
     found = diff(run_a, tmp_path)
     assert found.first_update is None, found
-    assert found.settings["train_dl_kwargs.num_workers"] == (None, 1)
+    assert found.settings["train_dl_kwargs.num_workers"] == (0, 1)
 
 
 def test_callbacks_that_keep_paths_and_times_may_write_elsewhere(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
+from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.step_records import EpochTiming, Pace
+from tests.huggingface.runs import Regression, Rows
 from tests.support.reference import regression_data, sgd, tiny_model
 
 WAIT, WORK = 3.0, 1.0
@@ -71,6 +76,59 @@ def test_each_epoch_has_its_time_and_what_of_it_was_waited(clock: Clock, stream:
     expected = [EpochTiming(epoch, 8 * WAIT + 4 * WORK, 8 * WAIT, 0) for epoch in (1, 2)]
     assert list(history.timings) == expected
     assert history.timings[0].data_wait_share == pytest.approx(24 / 28)
+
+
+@pytest.mark.parametrize(
+    ("wait", "work", "processors", "workers"),
+    [
+        (3.0, 3.0, 8, 2),  # one worker would be as fast as a step, and have no time for anything else
+        (3.0, 2.0, 8, 2),
+        (3.0, 1.0, 8, 4),
+        (3.0, 1.0, 2, 2),
+        (3.0, 0.1, 64, 8),
+        (3.0, 100.0, 8, 0),  # little to gain
+        (0.1, 0.1, 8, 0),  # under a second
+        (3.0, 1.0, 1, 0),  # nobody computes while a worker reads
+    ],
+)
+def test_one_line_after_the_first_epoch_has_the_number_of_workers_to_give(
+    wait: float,
+    work: float,
+    processors: int,
+    workers: int,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pytorch_accelerated.loop.training.usable_processors", lambda: processors)
+    monkeypatch.setattr(f"{__name__}.WAIT", wait)
+    monkeypatch.setattr(f"{__name__}.WORK", 2 * work)  # of a batch
+    for data, epochs in ((Slow(clock), 3), (SlowStream(clock), 1)):
+        trainer_at(clock).train(data, epochs, per_device_batch_size=2)
+    share = f"{8 * wait / (8 * wait + 8 * work):.0%}"
+    line = f'{share} of the time in epoch 1. Workers would read it meanwhile: train_dataloader_kwargs={{"num_workers": '
+    printed = capsys.readouterr().out
+    assert printed == (
+        f"Waited for data {line}{workers}}}, or DataLoader(..., num_workers={workers})\n" if workers else ""
+    )
+
+
+def test_the_line_of_the_hugging_face_trainer_names_its_argument(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class SlowRows(Rows):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            clock.now += WAIT
+            return super().__getitem__(index)
+
+    monkeypatch.setattr("pytorch_accelerated.loop.training.usable_processors", lambda: 3)
+    arguments = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no"}
+    for workers in (0, 1):
+        made = TrainingArguments(str(tmp_path), **arguments, dataloader_num_workers=workers, disable_tqdm=True)
+        HuggingFaceTrainer(Regression(), made, train_dataset=SlowRows(8)).train()
+        found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Waited")]
+        line = "Waited for data 100% of the time in epoch 1. Workers would read it meanwhile: dataloader_num_workers=3"
+        assert found == [line][workers:]
 
 
 def test_evaluations_inside_an_epoch_do_not_count(clock: Clock) -> None:

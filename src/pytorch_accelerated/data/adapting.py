@@ -29,7 +29,6 @@ def distribute_loader(
     saved_seed: int | None,
     accumulation_steps: int,
     is_sharded: bool,
-    tell: Callable[[str], None],
 ) -> RunLoader:
     """This rank's part of the user's `loader`. Must be called by all ranks.
 
@@ -40,7 +39,6 @@ def distribute_loader(
         saved_seed: the seed in a resumed run, whatever generators are like now.
         accumulation_steps: batches of an update.
         is_sharded: whether the loader already yields only this rank's rows.
-        tell: prints.
     """
     if isinstance(loader, RunLoader):
         return loader
@@ -51,7 +49,6 @@ def distribute_loader(
     adapted = adapt_loader(
         loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed, is_sharded=is_sharded
     )
-    adapted.expect_passes(1, tell)
     refuse_other_rows(adapted, ranks)
     return adapted
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from pytorch_accelerated.data.automatic import AutomaticLoader
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
@@ -22,8 +21,8 @@ LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
 
 
 def default_loader_kwargs(dataset: Any, *, batch_size: int, shuffle: bool) -> dict[str, Any]:
-    """The default keyword arguments of a `DataLoader` for `dataset`. The number of workers is left to the run."""
-    kwargs: dict[str, Any] = {"batch_size": batch_size, "pin_memory": torch.cuda.is_available()}
+    """The default keyword arguments of a `DataLoader` for `dataset`."""
+    kwargs: dict[str, Any] = {"batch_size": batch_size, "pin_memory": torch.cuda.is_available(), "num_workers": 0}
     if not isinstance(dataset, IterableDataset):
         kwargs["shuffle"] = shuffle
     return kwargs
@@ -53,9 +52,7 @@ def build_loader(
         kwargs.setdefault("persistent_workers", True)
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
         kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
-    is_automatic = "num_workers" not in kwargs and not isinstance(dataset, IterableDataset)
-    kind: type[DataLoader[Any]] = AutomaticLoader if is_automatic else DataLoader
-    return kind(source, **kwargs)
+    return DataLoader(source, **kwargs)
 
 
 def _are_columns(first: Any, second: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
-from pytorch_accelerated.data.automatic import AutomaticFetcher, AutomaticLoader, usable_processors
 from pytorch_accelerated.data.rows import ArrayDataset, Request, RowBatches, as_array_dataset
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.streams import (
@@ -36,59 +35,31 @@ class BatchFetcher:
 
     The sampler of `loader` is not used. Workers are seeded with `seed`, so nothing is drawn from torch's generator.
 
-    Attributes:
-        automatic: decides about workers, if the user has not.
-
     Args:
         loader: the user's.
         seed: of the workers.
-        ranks_on_node: processes that share the processors.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int, ranks_on_node: int = 1) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         is_plain = loader.collate_fn is default_collate
         self._arrays: ArrayDataset | None = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = _pins_memory(loader)
         self._rows = RowBatches(loader.dataset, loader.collate_fn, pins_memory=self._pins_memory)
-        self._description = loader
-        self._seed = seed
         self._requests = _PendingRequests()
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
-        self.automatic: AutomaticFetcher | None = None
-        if self._arrays is not None:
-            return
-        if isinstance(loader, AutomaticLoader):
-            processors = max(1, usable_processors() // ranks_on_node)
-            self.automatic = AutomaticFetcher(self._rows, processors, self._new_loader)
-        elif loader.num_workers > 0:
-            self._loader = self._new_loader(self._requests)
-
-    def _new_loader(
-        self, requests: Iterable[Request], *, workers: int | None = None, timeout: float = 0.0
-    ) -> DataLoader[Any]:
-        """A loader with workers: the user's number of them, or `workers`. See `automatic.MakePool`."""
-        settings: dict[str, Any] = {"batch_size": None, "sampler": requests, "collate_fn": _unchanged}
-        if workers is not None:
-            settings |= {"num_workers": workers, "timeout": timeout, "persistent_workers": True}
-        loader = like_loader(self._description, self._rows, **settings)
-        _seed_generator(loader, "workers", self._seed)
-        return loader
+        if self._arrays is None and loader.num_workers > 0:
+            settings: dict[str, Any] = {"batch_size": None, "sampler": self._requests, "collate_fn": _unchanged}
+            self._loader = like_loader(loader, self._rows, **settings)
+            _seed_generator(self._loader, "workers", seed)
 
     @property
     def is_vectorised(self) -> bool:
         """Whether a batch is one indexing operation in this process."""
         return self._arrays is not None
 
-    @property
-    def num_workers(self) -> int:
-        """The number of worker processes that fetch batches now."""
-        return self._description.num_workers if self.automatic is None else self.automatic.num_workers
-
-    def fetch(self, requests: Iterator[Request], batches: int) -> Iterator[Any]:
-        """The batches of `requests`, in order; `batches` is their number. One pass at a time."""
-        if self.automatic is not None:
-            return self.automatic.fetch(requests, batches)
+    def fetch(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """The batches of `requests`, in order. One pass at a time."""
         if self._loader is None:
             return map(self._rows.maker(), requests)
         self._requests.pending = requests
@@ -111,8 +82,6 @@ class BatchFetcher:
 
     def close(self) -> None:
         """End worker processes. The next pass starts new ones."""
-        if self.automatic is not None:
-            self.automatic.close()
         end_pass(self._loader, self._pass)
         self._pass = None
 

@@ -10,7 +10,7 @@ import copy
 import itertools
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,22 +45,13 @@ class PlannedLoader(RunLoader):
     ) -> None:
         super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
         self._orders = EpochOrders(loader, ranks, seed=seed)
-        self._fetcher = BatchFetcher(loader, seed=seed, ranks_on_node=ranks.count_on_node)
+        self._fetcher = BatchFetcher(loader, seed=seed)
         self.is_shuffled = self._orders.is_shuffled
         self.is_vectorised = self._fetcher.is_vectorised
 
     @property
     def num_samples(self) -> int:
         return self._orders.sizes(self._epoch).size
-
-    @property
-    def num_workers(self) -> int:
-        return self._fetcher.num_workers
-
-    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:
-        if self._fetcher.automatic is not None:
-            self._fetcher.automatic.passes_left = passes
-            self._fetcher.automatic.say = say
 
     @property
     def num_batches(self) -> int:
@@ -152,7 +143,7 @@ class PlannedLoader(RunLoader):
             cells = filter(operator.attrgetter("size"), cells)
         if self.is_vectorised:
             return self._fetcher.fetch_cells(order.indices, cells)
-        return self._fetcher.fetch(self._requests(order, cells), self._at_most(self._plan(order).num_batches))
+        return self._fetcher.fetch(self._requests(order, cells))
 
     def _requests(self, order: EpochOrder, cells: Iterator[Cell]) -> Iterator[Request]:
         seed_of, indices = seeds_of_batches("batch", self.seed, self._epoch), order.indices

@@ -202,14 +202,6 @@ class RunLoader(ABC):
         """The number of processes that fetch now; None if unknown."""
         return getattr(self.source, "num_workers", None)
 
-    def expect_passes(self, passes: int, say: Callable[[str], None]) -> None:  # noqa: B027  # not all loaders need it
-        """Prepare for a number of passes, which tells whether it is worth starting workers.
-
-        Args:
-            passes: over the data, including evaluations of each epoch.
-            say: tells the user about workers that start or stop.
-        """
-
     @property
     def device(self) -> torch.device:
         """Where batches go."""

@@ -26,6 +26,12 @@ _MAX_ITEMS = 32
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, type, torch.dtype, torch.device)
 
 
+def usable_processors() -> int:
+    """The number of processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 class WorkerInit:
     """Runs the user's `worker_init_fn` in a worker, where ``get_worker_info().dataset`` is the user's dataset.
 

@@ -88,17 +88,6 @@ class TrainSettings:
         """The argument, one of `LIMITS`, that ends the run instead of `num_epochs`; None if these do."""
         return next((name for name in LIMITS if getattr(self, name) is not None), None)
 
-    def passes_over(self, updates_per_epoch: int | None, updates: int | None) -> int:
-        """How often the training data will be read, as far as that is known.
-
-        Args:
-            updates_per_epoch: None if the data has no length.
-            updates: of the run, if a limit ends it; None if that is unknown.
-        """
-        if updates is None or updates_per_epoch is None:
-            return self.num_epochs or 1
-        return -(-updates // max(updates_per_epoch, 1))
-
     @functools.cached_property
     def clips_gradients(self) -> bool:
         """Whether gradients are clipped."""

@@ -165,10 +165,7 @@ class TrainerHooks:
         return build_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Default keyword arguments of the training `DataLoader`.
-
-        Without `num_workers` among them, worker processes start by themselves where they make the run faster.
-        """
+        """Default keyword arguments of the training `DataLoader`."""
         return default_loader_kwargs(self.train_dataset, batch_size=batch_size, shuffle=True)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:

@@ -144,17 +144,13 @@ def prepare_loaders(context: Context) -> None:
     loaders = context.loaders
     if loaders.train is not None:
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs, role="train")
-        plan = _make_plan(context)
+        _make_plan(context)
         refuse_empty(loaders.train, "train on")
-        num_passes = context.settings.passes_over(loaders.train.num_updates, plan.num_updates)
-        loaders.train.expect_passes(num_passes, context.print)
     for name in context.evaluation_sets.names if loaders.eval is not None else ():
         with context.evaluation_sets.current(name):
             role = role_of_set(name) if name in loaders.further_eval else "eval"
             loaders.eval = distributed(context, loaders.eval, loaders.eval_kwargs, role=role)
             context.trainer._check_eval_batch_size()
-            if loaders.train is not None:
-                loaders.eval.expect_passes(num_passes, context.print)
 
 
 def distributed(
@@ -177,7 +173,6 @@ def distributed(
         saved_seed=context.states.saved_seed(role),
         accumulation_steps=context.settings.gradient_accumulation_steps,
         is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
-        tell=context.print,
     )
 
 
@@ -203,8 +198,8 @@ def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] |
         close_loader(adapted)
 
 
-def _make_plan(context: Context) -> RunPlan:
-    """Note what determines the rows of each update, and leave out what the run is planned without. Returns the plan."""
+def _make_plan(context: Context) -> None:
+    """Note what determines the rows of each update, and leave out what the run is planned without."""
     settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
     loader, epochs = train, settings.num_epochs if settings.limit is None else None
     for callback in context.callbacks:
@@ -217,8 +212,7 @@ def _make_plan(context: Context) -> RunPlan:
     if planned:
         train.leave_out(planned)
         train.set_epoch(planned[0].planned_for)
-    context.plan = plan = _with_end(context.plan, settings.max_samples)
-    return plan
+    context.plan = _with_end(context.plan, settings.max_samples)
 
 
 def _with_end(plan: RunPlan, max_samples: int | None) -> RunPlan:

@@ -11,7 +11,9 @@ import torch
 
 from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.adapting import empty_loader_error
+from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.updates import RunLoader, Update
+from pytorch_accelerated.data.workers import usable_processors
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.loop.context import Context
@@ -51,6 +53,8 @@ class Training:
     kind_of_step: type[Step] = Step
     #: Whether the loop makes step records of its losses.
     has_step_records = True
+    #: How users set the number of workers.
+    way_to_give_workers = 'train_dataloader_kwargs={{"num_workers": {0}}}, or DataLoader(..., num_workers={0})'
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -264,8 +268,21 @@ class Training:
         if trained and context.prepared is not None and (complaint := context.prepared.complaint()):
             warn_user(context.ranks, complaint)
         context.history.add_timing(context.epoch_clock.read())
+        self._advise_on_workers()
         context.reports.mark_rest()
         self._read_losses()
+
+    def _advise_on_workers(self) -> None:
+        """Say after the first epoch how many workers to give, if the run waited for data that workers could read."""
+        context = self.context
+        (timing, *later), loader = context.history.timings, context.loaders.train
+        # In memory there is nothing to wait for, and a stream may be read once by each of its workers.
+        if later or not isinstance(loader, PlannedLoader) or loader.is_vectorised:
+            return
+        workers = timing.workers_to_give(usable_processors() // context.ranks.count_on_node)
+        if workers:
+            waited = f"Waited for data {timing.data_wait_share:.0%} of the time in epoch {timing.epoch}"
+            context.print(f"{waited}. Workers would read it meanwhile: {self.way_to_give_workers.format(workers)}")
 
     @property
     def ends_before_data(self) -> bool:

@@ -21,6 +21,7 @@ _RATES = 5  # the place of `learning_rates` in a record
 _COLUMNS = 11  # of the table, before those of the learning rates
 _UNKNOWN = -1
 _SECONDS_OF_SLOW_DATA = 1.0
+_SHARE_WORTH_WORKERS, _MOST_WORKERS = 0.1, 8
 _SHARE_OF_SLOW_RANK = 0.2  # of the time, in which the others wait for it
 _UPDATES_OF_SLOW_RANK = 20
 
@@ -218,6 +219,17 @@ class EpochTiming(NamedTuple):
     def is_slowed_by_data(self, share: float) -> bool:
         """Whether waiting took at least this share of the time, and a second: less is not worth a word."""
         return self.data_wait_seconds >= _SECONDS_OF_SLOW_DATA and self.data_wait_share >= share
+
+    def workers_to_give(self, processors: int) -> int:
+        """The worker processes that would have fetched as fast as this process computed; 0 where none are worth it.
+
+        Workers save at most the waiting, and cost up to a tenth themselves; on one processor nobody computes meanwhile.
+        Each copies what rows need, so there are at most 8.
+        """
+        if self.num_workers != 0 or processors < 2 or not self.is_slowed_by_data(_SHARE_WORTH_WORKERS):
+            return 0
+        seconds_of_computing = max(self.seconds - self.data_wait_seconds, 1e-3)
+        return min(_MOST_WORKERS, processors, int(self.data_wait_seconds / seconds_of_computing) + 1)
 
 
 class EpochClock:
