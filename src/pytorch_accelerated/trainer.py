@@ -291,8 +291,8 @@ class Trainer(TrainerHooks):
 
         The trainer has the model, the loss function and the metrics of the run; it needs no optimizer. The results are
         files in ``evaluations`` in `folder`, which the run enters if it has an `EvaluateBesideCallback`. Started again
-        after it was killed, it goes on. States that the run deletes meanwhile are left out. Afterwards the trainer has
-        the model of the last state.
+        after it was killed, it goes on. States that the run deletes meanwhile are left out. Several processes may do
+        this for one run, and share the states. Afterwards the trainer has the model of the last state.
 
         Args:
             folder: the folder of the states, on a disk that both see. It need not exist yet.

@@ -25,32 +25,47 @@ from tests.support.processes import run_forked
 LIMIT = 300.0  # seconds; starting a process takes long on a busy machine
 EVALUATE = """
 import sys
+from pathlib import Path
 from torch import nn
 from pytorch_accelerated import Trainer
 from tests.callbacks.runs import BATCH_SIZE, DATA, noisy_model
-from tests.callbacks.test_beside import error
+from tests.callbacks.test_beside import Slow, error
+from tests.support.forks import Fork
 
-trainer = Trainer(noisy_model(seed=9), nn.MSELoss(), None, callbacks=(), metrics={"error": error})
 follow = sys.argv[2] == "follow"
-trainer.evaluate_states(sys.argv[1], dataset=DATA, per_device_batch_size=BATCH_SIZE, follow=follow)
+
+def evaluate(*callbacks):
+    trainer = Trainer(noisy_model(seed=9), nn.MSELoss(), None, callbacks=callbacks, metrics={"error": error})
+    trainer.evaluate_states(sys.argv[1], dataset=DATA, per_device_batch_size=BATCH_SIZE, follow=follow)
+
+if sys.argv[2] == "two":
+    follow, logs = True, [Path(sys.argv[1]) / f"log_{number}" for number in range(2)]
+    for fork in [Fork(lambda: evaluate(Slow()), log) for log in logs]:
+        assert fork.wait().status == 0
+else:
+    evaluate()
 """
 
 
 class Slow(TrainerCallback):
-    """Gives the other process time."""
+    """Gives the other process time, and says what it evaluates."""
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         time.sleep(0.05)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        print(trainer.run_state.updates)
+        time.sleep(0.3)
 
 
 def error(targets: Any, predictions: Any) -> float:
     return float(abs(targets - predictions).max())
 
 
-def beside(folder: Path, train: Callable[[], RunHistory]) -> RunHistory:
-    """The history of `train`, while another process evaluates the states in `folder`."""
+def beside(folder: Path, train: Callable[[], RunHistory], how: str = "follow") -> RunHistory:
+    """The history of `train`, while another process, or two, evaluate the states in `folder`."""
     run_forked("pass\n")  # what starts processes is itself started by the main thread only
-    other = threading.Thread(target=run_forked, args=(EVALUATE, folder, "follow"))
+    other = threading.Thread(target=run_forked, args=(EVALUATE, folder, how))
     other.start()
     try:
         return train()
@@ -75,6 +90,19 @@ def test_values_and_their_places_are_those_of_evaluations_in_the_run(tmp_path: P
     history = beside(tmp_path, lambda: fit(trainer, eval_dataset=None))
     assert evaluated(history) == in_place()
     assert len(evaluated(history)) == 6
+
+
+@pytest.mark.processes
+def test_two_that_evaluate_share_the_states_and_values_are_entered_in_order(tmp_path: Path):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_every_n_steps=2)
+    trainer = a_trainer(EvaluateBesideCallback(tmp_path, LIMIT), saver, Slow())
+    history = beside(tmp_path, lambda: fit(trainer, eval_dataset=None), "two")
+    logs = [(tmp_path / f"log_{number}").read_text().split() for number in range(2)]
+    assert all(logs)
+    assert sum(map(len, logs)) == len(list(tmp_path.glob("*/manifest.json")))
+    updates = [record.update for record in history.records if record.name == "eval_loss_epoch"]
+    assert updates == sorted({*range(2, 16, 2), 5, 10, 15})
+    assert not list((tmp_path / "evaluations").glob("*.lock"))
 
 
 @pytest.mark.processes

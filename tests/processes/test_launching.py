@@ -217,6 +217,20 @@ def accelerate_launch(processes: int) -> dict[str, str]:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LOCAL_RANK": "0"},
+        {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"},
+    ],
+)
+def test_a_world_of_one_is_one_process_whatever_else_is_said(variables: dict[str, str]) -> None:
+    (facts,) = facts_of(run_on_ranks(SCRIPT, 1, launcher=[{"WORLD_SIZE": "1", **variables}]))
+    assert facts["processes"] == 1
+
+
+@pytest.mark.processes
 def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error() -> None:
     (facts,) = facts_of(run_on_ranks(SCRIPT, 1, launcher=[accelerate_launch(1)]))
     assert facts["processes"] == 1

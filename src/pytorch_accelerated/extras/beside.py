@@ -6,19 +6,23 @@ it, named after the content of the state, so that it never counts for another on
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.watching import MetricJudge
-from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.record.step_records import Pace
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.layout import identity_of
 from pytorch_accelerated.states.publish import explained, replacing
+from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.verify import list_states, read_manifest
 
 if TYPE_CHECKING:
@@ -120,7 +124,7 @@ class EvaluateBesideCallback(TrainerCallback):
             disk.remove(mark)
         serial = -1 if state is None else read_manifest(state).serial
         there = _states(self.states_folder).keys() | _evaluated(self.states_folder)
-        return {identity for identity in there if int(identity.partition("-")[0]) > serial}
+        return {identity for identity in there if _serial(identity) > serial}
 
     def _missing(self) -> list[str]:
         """The names of the states that have no value yet."""
@@ -128,9 +132,14 @@ class EvaluateBesideCallback(TrainerCallback):
         return [path.name for path, facts in states if facts["updates"] > self._entered]
 
     def _new_results(self) -> list[tuple[str, Path, dict[str, Any]]]:
-        """Identity, folder and result of the states that have been evaluated since the last call, oldest first."""
-        new = _evaluated(self.states_folder) - self._done
-        places = _states(self.states_folder) if new else {}
+        """Identity, folder and result of the states that have been evaluated since the last call, oldest first.
+
+        With several evaluators, a state may be ready before an older one, for which it waits.
+        """
+        evaluated = _evaluated(self.states_folder)
+        places = _states(self.states_folder) if evaluated - self._done else {}
+        waiting = [_serial(each) for each in places if each not in evaluated | self._done]
+        new = [each for each in evaluated - self._done if _serial(each) < min(waiting, default=math.inf)]
         results = [(each, json.loads(_path(self.states_folder, each).read_bytes())) for each in new]
         # A state may be gone, and another have its name.
         found = [(each, places.get(each, (self.states_folder / each,))[0], result) for each, result in results]
@@ -147,6 +156,10 @@ def _evaluated(folder: Path) -> set[str]:
     return {path.stem for path in _path(folder, "*").parent.glob("*.json")}
 
 
+def _serial(identity: str) -> int:
+    return int(identity.partition("-")[0])
+
+
 def _path(folder: Path, identity: str, kind: str = "json") -> Path:
     return folder / "evaluations" / f"{identity}.{kind}"
 
@@ -159,22 +172,38 @@ def _write(path: Path, result: dict[str, Any]) -> None:
 def evaluate_states(trainer: Trainer, folder: Path, *, follow: bool, **arguments: Any) -> None:
     """See `Trainer.evaluate_states`; `arguments` are those of `evaluate`."""
     while True:
-        identity, state, is_over = trainer.run_context.ranks.do_on_first(lambda: _next_state(folder))
-        if state is not None:
-            _evaluate(trainer, state, identity, arguments)
-        elif is_over or not follow:
+        with contextlib.ExitStack() as claims:
+            find = functools.partial(_next_state, folder, claims)
+            identity, state, is_over = trainer.run_context.ranks.do_on_first(find)
+            if state is not None:
+                _evaluate(trainer, state, identity, arguments)
+                continue
+        if is_over or not follow:
             return
-        else:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _next_state(folder: Path) -> tuple[str, Path | None, bool]:
-    """Identity and folder of the oldest state that is not evaluated; if there is none, whether the run is over."""
-    done, identity = _evaluated(folder), ""
+def _next_state(folder: Path, claims: contextlib.ExitStack) -> tuple[str, Path | None, bool]:
+    """Identity and folder of the oldest state that nobody has evaluated or claimed, which is claimed then.
+
+    If there is none, the third value says whether the run is over, and all are evaluated.
+    """
+    identity, is_shared = "", False
     for identity, (path, _) in _states(folder).items():
-        if identity not in done:
+        if identity in _evaluated(folder):
+            continue
+        try:
+            lock = FolderLock(folder / "evaluations", name=f"{identity}.lock")
+            lock.acquire()
+        except CheckpointError as error:
+            if error.__cause__ is not None:  # the disk
+                raise
+            is_shared = True
+            continue
+        claims.callback(lock.release)
+        if identity not in _evaluated(folder):  # nobody was faster
             return identity, path, False
-    return identity, None, _path(folder, identity, "over").exists()
+    return identity, None, not is_shared and _path(folder, identity, "over").exists()
 
 
 def _evaluate(trainer: Trainer, state: Path, identity: str, arguments: dict[str, Any]) -> None:

@@ -186,6 +186,9 @@ def join_world() -> World | None:
     world = find_world()
     if world is not None:
         os.environ.update(world.variables)
+    elif {"WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():  # accelerate makes a group of this one process
+        for name, value in (("RANK", "0"), ("MASTER_ADDR", _LOOPBACK), ("MASTER_PORT", "0")):
+            os.environ.setdefault(name, value)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() != (1 if world is None else world.size):
         size = dist.get_world_size()
         raise LaunchError(
@@ -245,7 +248,8 @@ def check_group(state: Any, world: World | None) -> None:
             "ACCELERATE_USE_CPU=true."
         )
     # `accelerate launch` tells one process on each machine where it would meet others, and starts no others.
-    if size == 1 and world is None and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
+    is_alone = world is None and "WORLD_SIZE" not in os.environ
+    if size == 1 and is_alone and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise LaunchError(
             "`accelerate launch` was asked for several processes, but one trains alone: without GPUs it starts one "
             f"process on each machine. Ask for one, or start them with: torchrun --nproc-per-node N "

@@ -42,45 +42,46 @@ class FolderLock:
     Args:
         folder: created if needed.
         argument: the user's argument that names the folder, for messages.
+        name: of the file in the folder; locks of other names may be held at the same time.
     """
 
-    def __init__(self, folder: str | Path, argument: str = "save_dir") -> None:
+    def __init__(self, folder: str | Path, argument: str = "save_dir", name: str = LOCK_NAME) -> None:
         self._folder = resolved(folder)
+        self._path = self._folder / name
         self._argument = argument
         self._is_held = False
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
         """Lock the folder; a `CheckpointError` if another run holds the lock, or the disk fails."""
-        if self._folder in _held:
+        if self._path in _held:
             self._refuse("another run of this process")
         with explained(self._folder):
             make_folders(self._folder)
             while fcntl is not None and not self._try_to_lock():
                 pass
-        _held.add(self._folder)
+        _held.add(self._path)
         self._is_held = True
 
     def release(self) -> None:
         """Unlock the folder if it is locked."""
         if self._is_held:
             self._is_held = False
-            _held.discard(self._folder)
+            _held.discard(self._path)
         if self._descriptor is not None:
             # Removed while it is locked, so nobody else can have locked this file since.
             with contextlib.suppress(OSError):  # a file left behind locks nothing
-                disk.remove(self._folder / LOCK_NAME)
+                disk.remove(self._path)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _try_to_lock(self) -> bool:
         """Lock the file. False if a run that has just ended deleted it meanwhile."""
-        path = self._folder / LOCK_NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             # `flock` would pass the lock on to forked processes, which may live longer.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_still_there = os.path.samestat(os.stat(path), os.fstat(descriptor))
+            is_still_there = os.path.samestat(os.stat(self._path), os.fstat(descriptor))
         except FileNotFoundError:
             is_still_there = False
         except OSError as error:
