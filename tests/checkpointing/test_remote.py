@@ -225,7 +225,10 @@ def test_a_network_that_stays_broken_is_an_error_at_the_end_and_the_run_is_not_l
         fit(a_trainer(saver("s3://no-such-bucket/run")))
 
 
-def test_what_is_missing_or_wrong_is_an_error_that_says_so(tmp_path, monkeypatch):
+def test_what_is_missing_or_wrong_is_an_error_that_says_so(tmp_path, monkeypatch, storage):
+    for arguments in ({}, {"resume_from": "s3://other/run"}):
+        with pytest.raises(MissingCheckpointError, match="s3://other/run.* Make the bucket, or check its name"):
+            fit(a_trainer(*[] if arguments else [saver("s3://other/run")]), **arguments)
     with pytest.raises(ConfigurationError, match="`local_dir` is .*, but `save_dir` is local too"):
         SaveTrainingStateCallback("states", local_dir=tmp_path)
     with pytest.raises(ConfigurationError, match="fsspec cannot reach what://run: Protocol not known: what"):

@@ -82,7 +82,11 @@ class Store:
         """The files of the folders that hold any, by name. The name of the URL's own folder is empty."""
         self._files.invalidate_cache()
         states: dict[str, set[str]] = {}
-        for path in self._done("listing it", lambda: list(self._files.find(self._root))):
+        try:
+            paths = self._done("listing it", lambda: list(self._files.find(self._root)))
+        except InvalidCheckpointError as error:  # a folder would be an empty one
+            raise MissingCheckpointError(f"{error} Make the bucket, or check its name and the endpoint.") from error
+        for path in paths:
             folder, _, file = path.removeprefix(f"{self._root}/").rpartition("/")
             states.setdefault(folder, set()).add(file)
         return states

@@ -117,6 +117,10 @@ def explained_reading(path: Path) -> Iterator[None]:
     """Turn an error of the operating system, including a missing file, into an `InvalidCheckpointError`."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise InvalidCheckpointError(
+            f"There is no {path}. Check the path; if a run deletes its older states, let it keep more of them."
+        ) from error
     except OSError as error:
         raise InvalidCheckpointError(
             f"{path} cannot be read: {error.strerror}. Check the path and the permissions of it and its parent folders."
