@@ -105,7 +105,7 @@ class SignalExit(SystemExit):
     """A signal has ended the run. Unless it is caught, the process exits with status ``128 + signal_number``.
 
     Attributes:
-        signal_number: of SIGTERM or SIGUSR1; after a SIGINT, `KeyboardInterrupt` is raised instead.
+        signal_number: of SIGTERM, SIGUSR1 or SIGHUP; after a SIGINT, `KeyboardInterrupt` is raised instead.
         saved_to: the training state that was saved at the end, or None.
     """
 

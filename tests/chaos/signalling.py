@@ -22,7 +22,7 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from tests.ranks.signalling import train, train_on_ranks
 from tests.support.forks import Fork, Outcome, fork_ranks
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Ready(TrainerCallback):

@@ -151,7 +151,7 @@ def main() -> None:
     cases = Cases(Path(sys.argv[1]))
     cases.run("undisturbed", train)
     cases.run("SIGTERM", disturbed("calculate_train_batch_loss", 3), train)
-    for name in ("SIGINT", "SIGUSR1"):
+    for name in ("SIGINT", "SIGUSR1", "SIGHUP"):
         cases.run(name, disturbed("calculate_train_batch_loss", 3, name))
     for name, (hook, number, _, _) in PLACES.items():
         cases.run(name, disturbed(hook, number), train)
@@ -172,7 +172,7 @@ def main() -> None:
 
     cases.run("undisturbed with workers", functools.partial(train_with_workers, num_workers=0))
     cases.run("SIGTERM to workers too", functools.partial(signal_to_workers_too, "SIGTERM"), train_with_workers)
-    for name in ("SIGINT", "SIGUSR1"):
+    for name in ("SIGINT", "SIGUSR1", "SIGHUP"):
         cases.run(f"{name} to workers too", functools.partial(signal_to_workers_too, name))
 
     cases.run_on_ranks("undisturbed ranks", train_on_ranks)
@@ -263,7 +263,7 @@ def second_during_save(
 
 
 def handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
 
 
 def handlers_before_and_after(folder: Path) -> None:

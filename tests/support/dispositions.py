@@ -17,6 +17,7 @@ def default_signals() -> Iterator[None]:
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
         signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     }
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:

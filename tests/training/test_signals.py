@@ -18,7 +18,7 @@ from tests.support.processes import run_forked
 from tests.support.reference import regression_data, tiny_trainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
-NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1")}
+NUMBERS = {name: int(getattr(signal, name, 0)) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")}
 RANKS = Path(__file__).parents[1] / "ranks"
 
 Outcomes = dict[str, list[Outcome]]
@@ -136,7 +136,7 @@ def test_a_signal_ends_a_pass_before_the_next_batch(outcomes: Outcomes, where: s
 @pytest.mark.processes
 def test_handlers_are_restored_however_a_run_ends(outcomes: Outcomes):
     (outcome,) = outcomes["handlers"]
-    assert outcome.lines[0] == "during the run: [False, False, False]"
+    assert outcome.lines[0] == "during the run: [False, False, False, False]"
     endings = ["on_training_run_end", "on_training_run_end", "RuntimeError", "SignalExit", "KeyboardInterrupt"]
     restored = [number for number, line in enumerate(outcome.lines) if line == "restored: True"]
     assert [outcome.lines[number - 1] for number in restored] == endings

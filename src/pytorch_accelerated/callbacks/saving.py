@@ -119,12 +119,13 @@ class SaveBestModelCallback(MetricJudge):
     def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            try:
-                self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
-            except InvalidCheckpointError as error:  # a state that is gone
-                warn_user(trainer.run_context.ranks, f"The best model so far is lost: keep more states. {error}")
-                return
-            self.best_metric, self.best_metric_epoch = values[-1], epoch
+            with trainer.run_context.saves.attempt(self.save_path):
+                try:
+                    self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
+                except InvalidCheckpointError as error:  # a state that is gone
+                    warn_user(trainer.run_context.ranks, f"The best model so far is lost: keep more states. {error}")
+                    return
+                self.best_metric, self.best_metric_epoch = values[-1], epoch
 
     def _start_anew(self) -> None:
         if self.reset_on_train:
@@ -179,7 +180,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         greater_is_better: whether larger values are better.
         save_every_n_minutes: the minutes between two states, by the clock of rank 0, give or take a second or an
             update; the states are named ``step_<N>``.
-        save_on_signal: whether to save ``final`` when SIGTERM, SIGINT or SIGUSR1 ends the run, whatever `save_at_end`
+        save_on_signal: whether to save ``final`` when SIGTERM, SIGINT, SIGUSR1 or SIGHUP ends the run, whatever `save_at_end`
             says.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
@@ -436,12 +437,14 @@ class WSDCheckpointCallback(TrainerCallback):
             if step == period["pre_decay_step"]:
                 trainer.save_training_state(Path(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
             if step == period["period_end"]:
-                trainer.save_checkpoint(
-                    Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt",
-                    {"step": step, "epoch": trainer.run_history.current_epoch},
-                    save_optimizer=self.save_optimizer,
-                    save_scheduler=self.save_scheduler,
-                )
+                path = Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
+                with trainer.run_context.saves.attempt(path):
+                    trainer.save_checkpoint(
+                        path,
+                        {"step": step, "epoch": trainer.run_history.current_epoch},
+                        save_optimizer=self.save_optimizer,
+                        save_scheduler=self.save_scheduler,
+                    )
 
 
 def _load_initial(trainer: Trainer, source: str | Path) -> None:

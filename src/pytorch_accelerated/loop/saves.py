@@ -14,6 +14,7 @@ from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.history import RunHistory
+from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.disk import resolved
 from pytorch_accelerated.states.run_folder import FolderLock, StateFolders
 from pytorch_accelerated.states.state_folder import BackgroundWriter
@@ -48,7 +49,8 @@ class Saves:
 
     Attributes:
         writer: writes states in the background, on rank 0.
-        uses_background: whether any state of this run is written in the background; the same on all ranks.
+        in_background: the last state that was given to the writer, until `finish`; the same on all ranks.
+        failures: why the last save to a folder failed, by folder.
         folders: the folders that states were saved to.
         all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
@@ -57,13 +59,35 @@ class Saves:
 
     def __init__(self, ranks: Ranks) -> None:
         self.writer = BackgroundWriter()
-        self.uses_background = False
+        self.in_background: Path | None = None
+        self.failures: dict[Path, CheckpointError] = {}
+        self._saved_in: set[Path] = set()
         self.folders = StateFolders()
         self.all: list[SavedState] = []
         self.saved_to: Path | None = None
         self.uploads: dict[Path, Uploads] = {}
         self._ranks = ranks
         self._locks: dict[Path, FolderLock] = {}
+
+    @contextlib.contextmanager
+    def attempt(self, path: str | Path) -> Iterator[None]:
+        """Context for a save, which fails on all ranks or on none.
+
+        A failure is a warning, and an error at the end of the run unless a later save to the same folder succeeds.
+        Before the first one there it is an error at once.
+        """
+        folder = resolved(path).parent
+        try:
+            yield
+        except CheckpointError as error:
+            if folder not in self._saved_in:
+                raise
+            self.failures[folder] = error
+            warn_user(self._ranks, f"{error} The run continues, and the next save tries again.")
+        else:
+            if path != self.in_background:  # else it is too early to say
+                self._saved_in.add(folder)
+                self.failures.pop(folder, None)
 
     def claim_folder(self, folder: str | Path, argument: str = "save_dir") -> None:
         """Keep other runs from saving to `folder` until this run is over. Must be called by all ranks.
@@ -94,14 +118,16 @@ class Saves:
             self.folders.add_saved(folder, self._ranks, writer)
         epoch = run_state.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
-        if writer is None and not self.writer.is_busy:
+        if writer is None:
             for call in self.writer.after_each:
                 call()
 
     def finish(self) -> None:
-        """Wait for states that are written in the background; raise their errors. Must be called by all ranks."""
-        if self.uses_background:
-            self._ranks.do_on_all(self.writer.wait)
+        """Wait for the state that is written in the background, see `attempt`. Must be called by all ranks."""
+        path, self.in_background = self.in_background, None
+        if path is not None:
+            with self.attempt(path):
+                self._ranks.do_on_all(self.writer.wait)
 
     def upload(self, uploads: Uploads) -> None:
         """Upload the states that are saved to a folder, until the run is over. Must be called by all ranks.
@@ -112,10 +138,12 @@ class Saves:
         self.uploads[uploads.folder] = uploads
         self._ranks.do_on_first(uploads.connect)
 
-    def finish_uploads(self) -> None:
-        """Wait until all states are uploaded; raise an error of that. Must be called by all ranks."""
+    def end(self) -> None:
+        """Wait until all states are uploaded; raise what could not be saved. Must be called by all ranks."""
         while self.uploads:
             self._ranks.do_on_first(self.uploads.popitem()[1].finish)
+        for error in self.failures.values():
+            raise CheckpointError(f"The run is over, but its last save has failed. {error}") from error
 
     def close(self) -> None:
         """Wait for what is done beside the run after an exception, which must not be hidden by an error of it."""
@@ -142,6 +170,7 @@ class Requests:
     """Keeps requests and serves them in a fixed order: first the evaluation, then the saves.
 
     Args:
+        saves: what the run has saved.
         evaluate: evaluates within a training epoch.
         write_state: writes a training state, given a folder, further entries, and whether to write in the background.
 
@@ -151,10 +180,13 @@ class Requests:
         defers_saves: whether saves must wait for a safe point: only training has moments that cannot be saved.
     """
 
-    def __init__(self, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]) -> None:
+    def __init__(
+        self, saves: Saves, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]
+    ) -> None:
         self.evaluation = False
         self.states: list[tuple[Path, dict[str, Any], bool]] = []
         self.defers_saves = False
+        self._saves = saves
         self._evaluate = evaluate
         self._write_state = write_state
 
@@ -180,7 +212,10 @@ class Requests:
     def write_states(self) -> None:
         """Write the requested states."""
         while self.states:
-            self._write_state(*self.states.pop(0))
+            self._saves.finish()
+            folder, *others = self.states.pop(0)
+            with self._saves.attempt(folder):
+                self._write_state(folder, *others)
 
     def forget(self) -> None:
         """Forget everything: the run goes back to an earlier state."""

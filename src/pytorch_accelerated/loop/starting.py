@@ -77,7 +77,7 @@ def at_work(context: Context) -> Iterator[Context]:
         cleaning_up.callback(lambda: None if context.page is None else context.page.close())
         try:
             yield context
-            saves.finish_uploads()
+            saves.end()
             if signals.agreed:
                 context.ranks.wait()  # launchers end the others as soon as one exits
         except NonFiniteLossError:

@@ -147,7 +147,7 @@ class States:
         self.check_finite()
         # A state has no place for those that have ended, but have not been read.
         context.reports.complete_records()
-        saves.uses_background |= background
+        saves.in_background = folder if background else saves.in_background
         writer = saves.writer if background else None
         save_run(self.contents(), folder, extra, writer, ranks_of_writer=self._ranks_of_writer)
         saves.add(folder, context.history, context.state, writer)

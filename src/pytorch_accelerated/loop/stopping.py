@@ -147,7 +147,7 @@ class Stopping:
         proposals, wishes, failures, signals = zip(*self._context.ranks.exchange_numbers(numbers), strict=True)
         pace.go_on(done, between=proposals[0])
         if any(failures):
-            self._context.saves.finish()  # raises the failure on all ranks
+            self._context.saves.finish()  # warns, or raises the failure on all ranks
         return self.signals.agree(signals) or any(wishes)
 
     def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:

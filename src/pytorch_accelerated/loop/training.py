@@ -58,7 +58,7 @@ class Training:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.requests = Requests(self.evaluate_as_requested, self.write_state)
+        self.requests = Requests(context.saves, self.evaluate_as_requested, self.write_state)
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
         self.further_passes = 0
         self.all_agree_after_each_update = False
@@ -125,7 +125,7 @@ class Training:
             failure = error
         context.reports.finish_records()
         context.saves.finish()
-        context.saves.saved_to = states[-1] if states and failure is None else None
+        context.saves.saved_to = states[-1] if states and failure is None and not context.saves.failures else None
         return failure
 
     def start_part(self, hook: Callable[[], None], event: str) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from pytorch_accelerated.errors import SignalExit
 from pytorch_accelerated.ranks.compat.torch import import_what_exit_imports
 
-# Ctrl-C, the signal of schedulers, and the one that Slurm can send before its time limit. Windows lacks some.
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
+# Ctrl-C, the signal of schedulers, the one that Slurm can send before its time limit, and that of a terminal that is
+# closed, which `nohup` has ignored. Windows lacks some.
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 # A launcher passes on signals that its processes may have received already: this is not a second request.
 _SECONDS_OF_ECHO = 1.0

@@ -19,6 +19,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.disk import resolved
@@ -305,7 +307,7 @@ def explained(final: Path, doing: str = "") -> Iterator[None]:
     """Turn an error of the operating system into a `CheckpointError`."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. Earlier saves are unchanged. Check "
             "free space, quota and permissions of the disk, then save again."

@@ -26,7 +26,7 @@ from pytorch_accelerated.loop.states import States
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.disk import is_file
 from pytorch_accelerated.states.layout import MANIFEST_NAME
-from pytorch_accelerated.states.publish import begin, cover_changes, plain_files, remove_state
+from pytorch_accelerated.states.publish import begin, cover_changes, explained, plain_files, remove_state
 from pytorch_accelerated.states.state_folder import part_names, read_state, write_encoded
 from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.states.verify import read_manifest
@@ -111,7 +111,7 @@ class CheckpointStates(States):
         folder_of_all = ranks.do_on_first(lambda: begin(folder, takes_in=True))
         staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=context.mode.changes_weights)
         try:
-            ranks.do_on_all(lambda: write_files(staged))
+            ranks.do_on_all(explained(folder, "writing the model")(lambda: write_files(staged)))
             if only_model:
                 facts = {"updates": context.state.updates, "epochs": context.state.epochs}
                 ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import MissingMetricError
+from pytorch_accelerated.errors import CheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.engine.step import FaceStep
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.loop.context import Context
     from pytorch_accelerated.ranks.ranks import Ranks
+
+_BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
 class FaceTraining(Training):
@@ -207,6 +209,7 @@ class FaceTraining(Training):
             metrics = self.face._evaluate(None, self.order.ignore_keys)
         finally:
             self.evaluates_as_requested = False
+        self._best_before = {name: getattr(self.face.state, name) for name in _BEST}
         is_best = self.face._determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
             self.face.control.should_save = is_best
@@ -216,7 +219,13 @@ class FaceTraining(Training):
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write the checkpoint that callbacks requested, at a safe point."""
-        self.face._save_checkpoint(self.face.model_wrapped, None)
+        state = self.face.state
+        try:
+            self.face._save_checkpoint(self.face.model_wrapped, None)
+        except CheckpointError:
+            if state.best_global_step == state.global_step:  # the weights of the best model are lost
+                vars(state).update(self._best_before)
+            raise
         logger.info("Saved %s", self._engine.states.checkpoint_folder())
         self._events.fire("on_save")
         self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
