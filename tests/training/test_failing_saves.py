@@ -15,9 +15,9 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.checkpointing import disk
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.huggingface import TrainerCallback as FaceCallback
+from pytorch_accelerated.states import disk
 from tests.callbacks.runs import Score, a_trainer, fit
 from tests.huggingface.runs import make_trainer
 

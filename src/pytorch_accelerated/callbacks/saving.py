@@ -180,8 +180,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         greater_is_better: whether larger values are better.
         save_every_n_minutes: the minutes between two states, by the clock of rank 0, give or take a second or an
             update; the states are named ``step_<N>``.
-        save_on_signal: whether to save ``final`` when SIGTERM, SIGINT, SIGUSR1 or SIGHUP ends the run, whatever `save_at_end`
-            says.
+        save_on_signal: whether to save ``final`` when a signal (SIGTERM, SIGINT, SIGUSR1, SIGHUP) ends the run, whatever
+            `save_at_end` says.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
         local_dir: where states are until they are uploaded, if `save_dir` is a URL; the newest stays there. Default: a
