@@ -1,4 +1,4 @@
-"""What is optional can be taken away: without it, a run trains, evaluates and predicts as before."""
+"""What is optional can be taken away: without it, runs of both faces train, save, resume, evaluate and predict as before."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import OPTIONAL, PACKAGE, SOURCE
+from tests.test_imports import PACKAGE, SOURCE
 
 RUN = """
 import torch
@@ -24,16 +24,26 @@ trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1))
 trainer.train(data, 2, data, per_device_batch_size=4)
 trainer.evaluate(data, per_device_batch_size=4)
 assert trainer.predict(data, per_device_batch_size=4).shape == (8, 1)
+trainer.save_training_state("state")
+trainer.train(data, 3, data, per_device_batch_size=4, resume_from="state")
+
+from pytorch_accelerated import huggingface
+
+class Model(nn.Linear):
+    def forward(self, x, labels):
+        return {"loss": nn.functional.mse_loss(super().forward(x), labels)}
+
+rows = [{"x": x, "labels": y} for x, y in data]
+arguments = huggingface.TrainingArguments("out", num_train_epochs=1, use_cpu=True, report_to="none", disable_tqdm=True)
+huggingface.Trainer(Model(3, 1), arguments, train_dataset=rows, eval_dataset=rows).train()
 print(trainer.run_state.updates, pytorch_accelerated.__file__)
 """
 
 
 @pytest.mark.processes
-def test_a_run_needs_no_optional_room(tmp_path: Path):
+def test_a_run_needs_no_extras(tmp_path: Path):
     package = shutil.copytree(SOURCE / PACKAGE, tmp_path / PACKAGE)  # with what is compiled, which is much quicker
-    for room in OPTIONAL:
-        path = package.joinpath(*room.split("."))
-        shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
+    shutil.rmtree(package / "extras")
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -43,4 +53,4 @@ def test_a_run_needs_no_optional_room(tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"4 {package / '__init__.py'}"
+    assert done.stdout.splitlines()[-1] == f"6 {package / '__init__.py'}"

@@ -19,8 +19,8 @@ from benchmarks.data import CLASSES, ReadyBatches
 from benchmarks.measuring import Result, Setting, Target, take_turns
 from benchmarks.ways import RawLoop, unseen
 from benchmarks.work import Feed, Parts
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 
 STEPS_BETWEEN_SAVES = 20

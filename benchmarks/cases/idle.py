@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.measuring import Result, Setting, Target, losses_of_same_work, seconds_per_step, take_turns
 from benchmarks.ways import Way
 from benchmarks.work import Feed, Job, Parts
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 
 CALLBACKS = 50

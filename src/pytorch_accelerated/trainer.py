@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, chosen_callbacks
 from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
@@ -839,6 +839,7 @@ class Trainer(TrainerHooks):
         preparing.prepare_loaders(context)
 
     _create_run_config = preparing.create_run_config
+    _choose_callbacks = staticmethod(chosen_callbacks)
 
 
 class TrainerWithTimmScheduler(Trainer):

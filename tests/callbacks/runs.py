@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.tracking import RunHistory
 from tests.support.reference import regression_data
 

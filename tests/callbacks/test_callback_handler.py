@@ -16,12 +16,12 @@ from pytorch_accelerated.callbacks import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.callbacks.base import EVENTS
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
     DuplicateCallbackError,
     StopTrainingError,
 )
+from pytorch_accelerated.loop.callback import EVENTS
 from tests.support.reference import regression_data, tiny_trainer
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import (
     LimitBatchesCallback,
     LimitEvalStepsCallback,
@@ -15,6 +14,7 @@ from pytorch_accelerated.callbacks.evaluation import (
 )
 from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.callbacks.runs import Die, DieAfter, StopAfter
 from tests.support.reference import regression_data, sgd, tiny_model

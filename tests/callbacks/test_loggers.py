@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback, loggers
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.resuming import SaveAndStop

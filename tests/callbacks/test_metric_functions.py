@@ -10,7 +10,6 @@ from sklearn.datasets import load_wine
 from sklearn.metrics import f1_score
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
@@ -19,6 +18,7 @@ from pytorch_accelerated.errors import (
     ConfigurationError,
     HookOutputError,
 )
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.chaos.size import some
 from tests.support.processes import run_script

@@ -8,10 +8,10 @@ import torch
 import torchmetrics
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
 from tests.chaos.size import some
 from tests.support.processes import run_on_ranks

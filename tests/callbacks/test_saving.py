@@ -11,7 +11,6 @@ import torch
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import saving
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
@@ -20,6 +19,7 @@ from pytorch_accelerated.errors import (
     DuplicateCallbackError,
     NonFiniteLossError,
 )
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.layout import dump_manifest
 from pytorch_accelerated.states.publish import remove_state

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from accelerate import tracking
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
 from pytorch_accelerated.extras.trackers import TrackerCallback
+from pytorch_accelerated.loop.callback import TrainerCallback
 from tests.callbacks.runs import DATA, Die, DieAfter, a_trainer, assert_same_weights, fit, weights_of
 from tests.chaos.size import some
 from tests.support.processes import run_forked, run_on_ranks

@@ -12,15 +12,15 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated.callbacks import LearningRateMonitorCallback
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
-from pytorch_accelerated.callbacks.watching import best_record
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.loop.callback import TrainerCallback
+from pytorch_accelerated.record.watching import best_record
 from pytorch_accelerated.tracking import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.trainer import Trainer
 

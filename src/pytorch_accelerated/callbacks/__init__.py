@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pytorch_accelerated.callbacks.evaluation import (
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
 )
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, get_default_callbacks
+from pytorch_accelerated.callbacks.judging import MetricJudge
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback
 from pytorch_accelerated.callbacks.measuring import LearningRateMonitorCallback, ProfilerCallback, RecordMeansCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
@@ -25,7 +25,6 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.watching import watched_metrics
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
@@ -34,7 +33,10 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.loop.callback import TrainerCallback
+from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.record.warning import never_ends_a_run
+from pytorch_accelerated.record.watching import watched_metrics
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.beside import EvaluateBesideCallback
@@ -84,6 +86,7 @@ __all__ = [
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
     "LossSpikeCallback",
+    "MetricJudge",
     "MetricsCallback",
     "ModelEmaCallback",
     "MoveModulesToDeviceCallback",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.data.building import DataLoaderSlice, checked_limit
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.settings import check_positive_count
+from pytorch_accelerated.loop.callback import PassLimit, TrainerCallback
 from pytorch_accelerated.record.text import format_count
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
@@ -92,7 +92,7 @@ class LimitEvalStepsCallback(TrainerCallback):
             loaders.all_eval = [DataLoaderSlice(loader, self.num_eval_steps) for loader in self._unlimited]
 
 
-class LimitBatchesCallback(TrainerCallback):
+class LimitBatchesCallback(PassLimit):
     """Ends every training epoch and every evaluation after a number of batches.
 
     The sizes in the run config, and schedulers created from them, still count all batches.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.step_records import StepRecord
 from pytorch_accelerated.record.text import printable
 from pytorch_accelerated.record.values import MetricRecord
@@ -23,7 +23,7 @@ from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.publish import replacing
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 _SECONDS_BETWEEN_WRITES = 1.0  # of step records: opening the file for each takes longer than a small update
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.facts.settings import check_positive_count
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.loss import LossTracker, widest_float
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class RecordMeansCallback(TrainerCallback):

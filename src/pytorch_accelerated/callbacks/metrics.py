@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.callbacks.named_metrics import Task, check_names, metrics_by_name, rows_for, task_of
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import map_leaves, would_broadcast
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.ranks.compat.extras import reductions_of, set_update_count
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
@@ -22,7 +22,7 @@ from pytorch_accelerated.states.matching import require_kinds
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
     from pytorch_accelerated.ranks.ranks import Ranks
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of
 from pytorch_accelerated.ranks.numerics import listed
 from pytorch_accelerated.ranks.preparation import move_state
 from pytorch_accelerated.record.warning import warn_user
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import best_facts, watched_metrics, with_mark
 from pytorch_accelerated.facts.trees import length_of
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
 from pytorch_accelerated.record.step_records import samples_per_second
 from pytorch_accelerated.record.text import (
@@ -28,9 +27,10 @@ from pytorch_accelerated.record.text import (
     printable,
     screen_columns,
 )
+from pytorch_accelerated.record.watching import best_facts, watched_metrics, with_mark
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
     from pytorch_accelerated.run_config import TrainerRunConfig
 
 _SHARE_WORTH_SHOWING = 0.05  # of waiting for data
@@ -207,6 +207,7 @@ class LogMetricsCallback(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    counts_once = True  # scripts add it to the defaults under its other name; each line would be printed twice
 
     _row: dict[str, str] | None = None  # the row that is being filled, if there is one
     _epoch_started: float | None = None

@@ -12,9 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, WatchedMetric
+from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST, MetricJudge
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,
@@ -22,10 +20,13 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
 )
 from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.loop.callback import StateSaver, TrainerCallback
+from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import Pace
 from pytorch_accelerated.record.text import folded, format_number
 from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.states.disk import is_url, resolved
 from pytorch_accelerated.states.layout import STATE_NAME, Manifest
@@ -35,7 +36,7 @@ from pytorch_accelerated.states.training_state import load_run, save_parts
 from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 _told: set[Path] = set()
@@ -151,7 +152,7 @@ class SaveBestModelCallback(MetricJudge):
             raise DuplicateCallbackError(f"Callbacks would replace each other's file: `save_path` of them is {paths}.")
 
 
-class SaveTrainingStateCallback(TrainerCallback):
+class SaveTrainingStateCallback(StateSaver):
     """Saves the whole state of a run in folders, from which the run can be resumed as if it had never stopped.
 
     `save_dir` gets ``epoch_<N>`` after epochs (counted from 1, as in the run history), ``step_<N>`` after optimizer

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST, MetricJudge, is_finite_number
+from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST, MetricJudge
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.settings import check_positive_count
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.numerics import described_parameters
 from pytorch_accelerated.record.text import format_count
+from pytorch_accelerated.record.watching import is_finite_number
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class TerminateOnNaNCallback(TrainerCallback):

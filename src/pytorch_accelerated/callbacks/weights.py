@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
-from pytorch_accelerated.callbacks.watching import KINDS_OF_BEST
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.sharding import has_shards, whole
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite, load_canonical
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class ModelEmaCallback(SaveBestModelCallback):

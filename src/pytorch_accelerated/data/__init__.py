@@ -8,6 +8,18 @@ samples, and `fetching`, `rows` and `streams` fetch batches. `resuming` saves an
 """
 
 from pytorch_accelerated.data.mixture import Mixture
+from pytorch_accelerated.data.ordering import LeftOut, own_generators_kept
+from pytorch_accelerated.data.planned_loader import PlannedLoader
+from pytorch_accelerated.data.rows import as_array_dataset
+from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.token_batches import TokenBatches
 
-__all__ = ["Mixture", "TokenBatches"]
+__all__ = [
+    "LeftOut",
+    "Mixture",
+    "PlannedLoader",
+    "RunPlan",
+    "TokenBatches",
+    "as_array_dataset",
+    "own_generators_kept",
+]

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.ranks.kept import kept
-from pytorch_accelerated.ranks.numerics import listed
+from pytorch_accelerated.ranks import kept, listed
 
 
 def checkpoint_activations(model: nn.Module, *kinds: str | type[nn.Module]) -> int:

@@ -14,19 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import MetricJudge
+from pytorch_accelerated.callbacks import MetricJudge, TrainerCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
-from pytorch_accelerated.record.step_records import Pace
-from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states import disk
-from pytorch_accelerated.states.layout import identity_of
-from pytorch_accelerated.states.publish import explained, replacing
-from pytorch_accelerated.states.run_folder import FolderLock
-from pytorch_accelerated.states.verify import list_states, read_manifest
+from pytorch_accelerated.record import Pace, warn_user
+from pytorch_accelerated.states import FolderLock, disk, explained, identity_of, list_states, read_manifest, replacing
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Training has no such names of losses, and can save averaged models only as they are at the moment.

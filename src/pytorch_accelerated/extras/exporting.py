@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.building import DataLoaderSlice
 from pytorch_accelerated.errors import ConfigurationError, DataError, PytorchAcceleratedError
-from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts import require
 from pytorch_accelerated.facts.trees import leaves, map_leaves, tensors_in
-from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.ranks import has_shards
+from pytorch_accelerated.utils import DataLoaderSlice
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.record.text import GrowingTable, format_duration
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.record.bars import Snapshot
+    from pytorch_accelerated.record import Snapshot
 
 _SECONDS_BETWEEN_UPDATES = 0.25
 # More rows than this would fill the screen while the run continues, or a saved notebook.

@@ -29,12 +29,22 @@ from pytorch_accelerated.errors import (
     InvalidCheckpointError,
     MissingCheckpointError,
 )
-from pytorch_accelerated.facts.optional import require
-from pytorch_accelerated.ranks.ranks import Ranks
-from pytorch_accelerated.states import disk, layout, publish
-from pytorch_accelerated.states.layout import MANIFEST_NAME, STATE_NAME, Manifest, dump_manifest, parse_manifest
-from pytorch_accelerated.states.policy import Retention, judged_states
-from pytorch_accelerated.states.verify import list_states, verify
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.ranks import Ranks
+from pytorch_accelerated.states import (
+    MANIFEST_NAME,
+    STATE_NAME,
+    Manifest,
+    Retention,
+    disk,
+    dump_manifest,
+    judged_states,
+    layout,
+    list_states,
+    parse_manifest,
+    publish,
+)
+from pytorch_accelerated.states.verify import verify
 
 Result = TypeVar("Result")
 

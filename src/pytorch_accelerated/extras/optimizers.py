@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.ranks.numerics import listed
-from pytorch_accelerated.ranks.optimizers import Optimizers
+from pytorch_accelerated.ranks import Optimizers, listed
 
 __all__ = ["Optimizers", "param_groups"]
 

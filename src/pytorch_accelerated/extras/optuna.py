@@ -6,13 +6,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import WatchedMetric
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.record import WatchedMetric
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class OptunaCallback(TrainerCallback):

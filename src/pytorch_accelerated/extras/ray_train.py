@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.facts.optional import require
-from pytorch_accelerated.record.step_records import Pace
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.record import Pace
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 _SECONDS_BETWEEN_QUESTIONS = 2.0  # Ray itself looks every five seconds
 

@@ -12,17 +12,16 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS
-from pytorch_accelerated.callbacks.preparation import UnfreezeCallback
-from pytorch_accelerated.data.rows import as_array_dataset
+from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, UnfreezeCallback
+from pytorch_accelerated.data import as_array_dataset
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.extras.optimizers import param_groups
 from pytorch_accelerated.facts.trees import merged
-from pytorch_accelerated.schedulers.cosine_scheduler import one_cycle
+from pytorch_accelerated.schedulers import one_cycle
 from pytorch_accelerated.trainer import Trainer
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.record.history import RunHistory
+    from pytorch_accelerated.tracking import RunHistory
 
 
 class CrossValidation(NamedTuple):

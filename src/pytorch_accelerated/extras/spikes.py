@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.watching import is_finite_number
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.record import is_finite_number
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 WINDOW = 128  # as many losses are compared with the next one
 _FEWEST = 16

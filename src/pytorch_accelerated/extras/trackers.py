@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
-from pytorch_accelerated.facts.optional import require
-from pytorch_accelerated.record.history import RunHistory
-from pytorch_accelerated.record.step_records import StepRecord
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.record import joined, warn_user
 from pytorch_accelerated.record.text import folded
-from pytorch_accelerated.record.values import MetricRecord, hyperparameters_of, joined
-from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states.matching import require_kinds
+from pytorch_accelerated.states import require_kinds
+from pytorch_accelerated.tracking import MetricRecord, RunHistory, StepRecord, hyperparameters_of
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 _PLACES = ("epoch", "update", "samples", "seconds")  # of a step record
 _NAMES = {"train_loss": "train/loss", "peak_memory": "train/peak_memory_bytes"}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytorch_accelerated.callbacks.base import TrainerCallback as NativeCallback
-from pytorch_accelerated.callbacks.handler import EventHandler, needs_agreement
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.trainer_utils import warn
+from pytorch_accelerated.loop.callback import TrainerCallback as NativeCallback
+from pytorch_accelerated.loop.handler import EventHandler, needs_agreement
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.states.disk import explained_reading
 

@@ -12,7 +12,7 @@ from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_s
 from pytorch_accelerated.huggingface.hooks import loss_of
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
-from pytorch_accelerated.callbacks.watching import best_facts, with_mark
 from pytorch_accelerated.errors import CallbackSetupError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
@@ -38,6 +37,7 @@ from pytorch_accelerated.record.text import (
     screen_columns,
     show,
 )
+from pytorch_accelerated.record.watching import best_facts, with_mark
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.trackers import OpenRecords, Outcome

@@ -17,8 +17,8 @@ from pytorch_accelerated.facts.settings import (
     check_reduction,
     check_scheduler_factory,
 )
+from pytorch_accelerated.loop.callback import savers_among
 from pytorch_accelerated.loop.context import Context
-from pytorch_accelerated.loop.guarded import savers_among
 from pytorch_accelerated.loop.hooks import TrainerHooks, overrides
 from pytorch_accelerated.ranks.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.ranks.numerics import listed

@@ -13,10 +13,10 @@ from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import LIMITS, TrainSettings
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.handler import CallbackHandler
     from pytorch_accelerated.data.run_plan import RunPlan
     from pytorch_accelerated.data.updates import CountItems, Loaders
     from pytorch_accelerated.loop.evaluation_sets import EvaluationSets
+    from pytorch_accelerated.loop.handler import CallbackHandler
     from pytorch_accelerated.loop.reports import LossReports
     from pytorch_accelerated.loop.saves import Saves
     from pytorch_accelerated.loop.states import States

@@ -19,7 +19,7 @@ from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.prediction.padded import remove_padding
 from pytorch_accelerated.prediction.stored import collect_predictions
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import map_tensors
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.ranks.wrappers import for_evaluation

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_accelerated.callbacks.handler import CallbackHandler
 from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.loop.context import Context
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.loop.handler import CallbackHandler
+from pytorch_accelerated.ranks.keeping import kept
 
 
 class EvaluationSets:

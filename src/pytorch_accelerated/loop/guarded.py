@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
 from pytorch_accelerated.data.updates import Update
 from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.step import Call, Step
 from pytorch_accelerated.ranks.compat.torch import stored_values, tensor_stores
 from pytorch_accelerated.ranks.held import held_parts
-from pytorch_accelerated.ranks.kept import Kept
+from pytorch_accelerated.ranks.keeping import Kept
 from pytorch_accelerated.ranks.numerics import FirstNonFinite, is_all_finite, listed
 from pytorch_accelerated.ranks.sharding import own_part
 from pytorch_accelerated.ranks.wrappers import bare_model
@@ -39,11 +38,6 @@ class RollBack(Exception):
     def __init__(self, state: Path) -> None:
         super().__init__()
         self.state = state
-
-
-def savers_among(callbacks: Iterable[Any]) -> list[SaveTrainingStateCallback]:
-    """The callbacks that save training states."""
-    return [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
 
 
 class FiniteLossTracker(LossTracker):

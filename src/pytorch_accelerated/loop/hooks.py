@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.evaluation import OuterLimit
-from pytorch_accelerated.callbacks.handler import DEFAULT_CALLBACKS, CallbackHandler, chosen_callbacks
 from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import (
-    LIMIT_BATCHES_ENV_VAR,
-    batch_limit_from_environment,
     build_loader,
     default_loader_kwargs,
     effective_kwargs,
@@ -28,6 +24,7 @@ from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
 from pytorch_accelerated.loop.context import Context, first_context, view
+from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.loop.starting import new_context
 from pytorch_accelerated.loop.states import States
 from pytorch_accelerated.ranks.accelerators import Accelerator, create_accelerator, given_accelerator
@@ -84,7 +81,7 @@ class TrainerHooks:
         model: nn.Module,
         loss_func: Callable[..., Any] | None,
         optimizer: torch.optim.Optimizer | Sequence[Any] | Mapping[str, Any] | Any,
-        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+        callbacks: Iterable[Any] = (...,),
         run_history: RunHistory | None = None,
         *,
         metrics: Any = None,
@@ -108,16 +105,13 @@ class TrainerHooks:
         self.collate_fn: Callable[..., Any] | None = None
         self.train_dataset: Any = None
         self.eval_dataset: Any = None
-        self._callbacks = chosen_callbacks(callbacks, metrics)
+        self._callbacks = self._choose_callbacks(callbacks, metrics)
         self._pad_uneven_eval_batches = False  # scripts read it; nothing is padded
         self._accelerator = self._create_accelerator()
         self._ranks = Ranks(self._accelerator, timeout=limit_of_waiting(timeout))
         self.callback_handler = self._create_callback_handler()
         self._precision_at_start = str(self._accelerator.mixed_precision)
         self.run_context = self._create_context(TrainSettings(num_epochs=1))
-        limit = batch_limit_from_environment()
-        if limit is not None:
-            self.callback_handler.add_callback(OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR))
         warn_about_misspelt_hooks(self, self._ranks)
         self.callback_handler.call_event("on_init_end", self)
 
@@ -134,6 +128,10 @@ class TrainerHooks:
         if given.accelerator is None:
             return create_accelerator(given.mixed_precision, timeout=limit)
         return given_accelerator(given.accelerator, limit)
+
+    def _choose_callbacks(self, callbacks: Iterable[Any], metrics: Any) -> list[Any]:
+        """The callbacks, with the default ones in place of ``...``."""
+        raise NotImplementedError
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""

@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.adapting import close_loader, distribute_loader, refuse_empty, refuse_other_order
 from pytorch_accelerated.data.building import (
     DataLoaderSlice,
@@ -30,12 +27,14 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import mixed_seed, set_seed
 from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
+from pytorch_accelerated.loop.callback import PassLimit, savers_among
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.hooks import overrides
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.states.optimizers import optimizer_settings, replaced_settings
 
@@ -81,7 +80,7 @@ def prepare_training(
         _overfit(context, settings.overfit_batches, train_dl_kwargs)
     trainer._prepare_model_optimizer_and_dataloaders()
     settings = context.settings  # it may have found out the number of updates
-    if any(isinstance(callback, SaveTrainingStateCallback) for callback in context.callbacks):
+    if savers_among(context.callbacks):
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=loaders.train, eval=loaders.eval)
         data_facts(**loaders.eval_by_name)
@@ -203,7 +202,7 @@ def _make_plan(context: Context) -> None:
     settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
     loader, epochs = train, settings.num_epochs if settings.limit is None else None
     for callback in context.callbacks:
-        if isinstance(callback, LimitBatchesCallback):  # it will limit the loader when the run starts
+        if isinstance(callback, PassLimit):  # it will limit the loader when the run starts
             loader = loader.limited(callback.num_batches)
     context.plan = RunPlan(loader, context.seed, RunState(), context.epochs_before, epochs, updates)
     if context.resumed_from is None and settings.leave_out is not None:

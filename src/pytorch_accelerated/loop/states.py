@@ -12,8 +12,8 @@ from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_d
 from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import derived_seed
+from pytorch_accelerated.loop.callback import savers_among
 from pytorch_accelerated.loop.context import Context
-from pytorch_accelerated.loop.guarded import savers_among
 from pytorch_accelerated.ranks.preparation import is_replicated
 from pytorch_accelerated.ranks.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.ranks.sharding import has_shards

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.callbacks.watching import WatchedMetric
 from pytorch_accelerated.data.adapting import empty_loader_error
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.updates import RunLoader, Update
@@ -26,6 +25,7 @@ from pytorch_accelerated.loop.variants import make_step
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.record.warning import warn_user
+from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.states.training_state import frozen
 
 # Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same

@@ -1,1 +1,24 @@
 """How a run becomes several processes."""
+
+from pytorch_accelerated.ranks.compat.torch import is_batch_norm
+from pytorch_accelerated.ranks.held import held_parts
+from pytorch_accelerated.ranks.keeping import Kept, kept
+from pytorch_accelerated.ranks.numerics import listed
+from pytorch_accelerated.ranks.optimizers import Optimizers
+from pytorch_accelerated.ranks.preparation import is_replicated
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.ranks.sharding import has_shards, own_part, whole
+
+__all__ = [
+    "Kept",
+    "Optimizers",
+    "Ranks",
+    "has_shards",
+    "held_parts",
+    "is_batch_norm",
+    "is_replicated",
+    "kept",
+    "listed",
+    "own_part",
+    "whole",
+]

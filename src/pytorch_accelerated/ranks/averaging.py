@@ -20,7 +20,7 @@ from pytorch_accelerated.ranks.compat.torch import (
     move_towards,
     tensor_stores,
 )
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.sharding import has_shards, own_part, sharded_like
 from pytorch_accelerated.ranks.wrappers import innermost
 

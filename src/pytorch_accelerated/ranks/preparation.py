@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.ranks.accelerators import refuse_idle_fp8
 from pytorch_accelerated.ranks.compat.accelerate import forget_prepared
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.optimizers import Optimizers
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.ranks.wrappers import PARALLEL, compile_in_place

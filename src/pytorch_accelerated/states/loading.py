@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
-from pytorch_accelerated.ranks.kept import Kept, kept
+from pytorch_accelerated.ranks.keeping import Kept, kept
 from pytorch_accelerated.ranks.sharding import whole
 from pytorch_accelerated.states.codec import encode
 from pytorch_accelerated.states.matching import mismatch

@@ -26,7 +26,7 @@ from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, 
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
 from pytorch_accelerated.ranks.held import held_parts
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards, is_sharded
 from pytorch_accelerated.ranks.wrappers import bare_model

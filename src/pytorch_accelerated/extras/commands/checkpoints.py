@@ -11,15 +11,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.data.ordering import LeftOut
+from pytorch_accelerated.data import LeftOut
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line, print_table
 from pytorch_accelerated.record.text import format_bytes, printable
-from pytorch_accelerated.states import layout, verify
-from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
-from pytorch_accelerated.states.portable import save_portable
-from pytorch_accelerated.states.publish import remove_state
-from pytorch_accelerated.states.state_folder import part_names, read_state
+from pytorch_accelerated.states import (
+    Retention,
+    judged_states,
+    layout,
+    part_names,
+    read_metric_records,
+    read_state,
+    remove_state,
+    save_portable,
+    verify,
+)
 
 _SHOWN_CHARACTERS = 100
 

@@ -7,10 +7,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from pytorch_accelerated.extras import proving
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
-from pytorch_accelerated.extras.proving.diff import diff
-from pytorch_accelerated.extras.proving.factory import HELP, make_run
-from pytorch_accelerated.extras.proving.replay import NOT_TAKEN
+from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, make_run
 
 
 def add_to(topics: Any) -> None:
@@ -37,7 +36,7 @@ def add_to(topics: Any) -> None:
 
 def _diff(options: argparse.Namespace) -> Outcome:
     places = options.place, options.place_b
-    difference = diff(options.a, options.b, *(place and functools.partial(make_run, place) for place in places))
+    difference = proving.diff(options.a, options.b, *(place and functools.partial(make_run, place) for place in places))
     return _shown(difference, is_good=difference.first_update is None)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line, print_table
-from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts import require
 from pytorch_accelerated.record.text import format_duration
 
 if TYPE_CHECKING:

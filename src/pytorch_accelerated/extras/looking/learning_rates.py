@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, DataError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import preparing, refuse, rehearsal
-from pytorch_accelerated.facts.settings import LIMITS
-from pytorch_accelerated.record.plotting import decorate, new_figure
+from pytorch_accelerated.facts import LIMITS
+from pytorch_accelerated.record import decorate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 _FEWEST_UPDATES = 20  # fewer make no curve
 _SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a share of all updates

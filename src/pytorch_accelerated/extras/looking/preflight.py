@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.evaluation import OuterLimit
-from pytorch_accelerated.callbacks.saving import SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
 from pytorch_accelerated.facts.trees import leaves_by_path, tensors_in
-from pytorch_accelerated.record.loss import widest_float
+from pytorch_accelerated.record import widest_float
 from pytorch_accelerated.record.text import aligned, format_bytes
+from pytorch_accelerated.states import save_run
 from pytorch_accelerated.states.disk import is_folder, resolved
-from pytorch_accelerated.states.training_state import save_run
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 
 class EntryFacts(NamedTuple):
@@ -162,7 +160,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     one_update = _OneUpdate()
     scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
-        with rehearsal(trainer, [*taking_part(callbacks), OuterLimit(1), one_update], place=places[0]):
+        with rehearsal(trainer, [*taking_part(callbacks), _OneBatch(1), one_update], place=places[0]):
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
@@ -225,3 +223,9 @@ def _existing_parent(path: str | Path) -> Path:
     """The innermost existing folder among `path` and its parents."""
     path = resolved(path)
     return next(folder for folder in (path, *path.parents) if is_folder(folder))
+
+
+class _OneBatch(LimitBatchesCallback):
+    """A limit that says nothing."""
+
+    _source = None

@@ -15,23 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
-from pytorch_accelerated.callbacks.handler import CallbackHandler
-from pytorch_accelerated.data.ordering import own_generators_kept
-from pytorch_accelerated.data.run_plan import RunPlan
+from pytorch_accelerated.callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback
+from pytorch_accelerated.data import RunPlan, own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
-from pytorch_accelerated.facts.names import own_events
-from pytorch_accelerated.loop.checks import refuse_within_a_run
-from pytorch_accelerated.ranks.held import held_parts
-from pytorch_accelerated.ranks.kept import Kept, kept
-from pytorch_accelerated.ranks.optimizers import Optimizers
-from pytorch_accelerated.ranks.preparation import is_replicated
-from pytorch_accelerated.states.training_state import load_run, save_run
+from pytorch_accelerated.facts import own_events
+from pytorch_accelerated.loop import refuse_within_a_run
+from pytorch_accelerated.ranks import Kept, Optimizers, held_parts, is_replicated, kept
+from pytorch_accelerated.states import load_run, save_run
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
-    from pytorch_accelerated.record.history import RunHistory
+    from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.tracking import RunHistory
 
 
 @contextlib.contextmanager

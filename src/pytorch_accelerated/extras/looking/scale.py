@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.data.planned_loader import PlannedLoader
+from pytorch_accelerated.data import PlannedLoader
 
 
 @dataclasses.dataclass(frozen=True)

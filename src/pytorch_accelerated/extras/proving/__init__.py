@@ -1,11 +1,15 @@
 """What `Trainer.replay` and `Trainer.prove` return, and what two runs are compared by."""
 
 from pytorch_accelerated.extras.proving.diff import PartDifference, RecordDifference, RunDifference, diff
+from pytorch_accelerated.extras.proving.factory import HELP, make_run
 from pytorch_accelerated.extras.proving.prove import Check, Proof
-from pytorch_accelerated.extras.proving.replay import Replay
+from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, Replay
 from pytorch_accelerated.extras.proving.trace import Parting, UpdateTrace
 
 __all__ = [
+    "HELP",
+    "NOT_TAKEN",
+    "make_run",
     "Check",
     "PartDifference",
     "Parting",

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.extras.looking.rehearsal import taking_part
 from pytorch_accelerated.extras.proving.factory import make_run
 from pytorch_accelerated.extras.proving.outside import Outside
 from pytorch_accelerated.extras.proving.trace import FirstUpdate, Trace, UpdateTrace
-from pytorch_accelerated.facts.names import is_users_class
+from pytorch_accelerated.facts import is_users_class
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer

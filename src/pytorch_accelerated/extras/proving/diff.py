@@ -24,17 +24,16 @@ from pytorch_accelerated.extras.proving.trace import (
     first_parting,
     named_weights,
 )
-from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts import require
 from pytorch_accelerated.facts.trees import leaves_by_path
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.record.text import aligned
-from pytorch_accelerated.states.policy import read_run_history
-from pytorch_accelerated.states.state_folder import part_names, read_state
-from pytorch_accelerated.states.verify import read_manifest
+from pytorch_accelerated.states import part_names, read_manifest, read_state
+from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
-    from pytorch_accelerated.record.history import RunHistory
+    from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.tracking import RunHistory
 
 MakeRun = Callable[[], "tuple[Trainer, Mapping[str, Any]]"]
 Position = tuple[int, ...]  # the numbers of _POSITION

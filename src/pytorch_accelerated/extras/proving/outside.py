@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.extras.proving.trace import GENERATORS, PLAIN, UpdateTrace, digest, state_of_generator
-from pytorch_accelerated.ranks.kept import Kept
-from pytorch_accelerated.ranks.optimizers import Optimizers
+from pytorch_accelerated.ranks import Kept, Optimizers
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer

@@ -23,9 +23,9 @@ from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
 from pytorch_accelerated.extras.proving.outside import Outside
 from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
 from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Trace, UpdateTrace, first_parting
-from pytorch_accelerated.facts.settings import LIMITS, check_positive_count
-from pytorch_accelerated.loop.hooks import overrides
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.facts import LIMITS, check_positive_count
+from pytorch_accelerated.loop import overrides
+from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.record.text import aligned
 
 if TYPE_CHECKING:

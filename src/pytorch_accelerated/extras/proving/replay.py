@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
 from pytorch_accelerated.extras.proving.trace import gradients_of, weights_of
 from pytorch_accelerated.facts.trees import count_rows, map_leaves
-from pytorch_accelerated.loop.hooks import overrides
-from pytorch_accelerated.ranks.kept import kept
-from pytorch_accelerated.ranks.sharding import whole
+from pytorch_accelerated.loop import overrides
+from pytorch_accelerated.ranks import kept, whole
 from pytorch_accelerated.record.text import aligned
-from pytorch_accelerated.states.policy import read_run_history
-from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.states import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
     from pytorch_accelerated.loop.context import Context
 
 Weights = dict[str, torch.Tensor]

@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
-from pytorch_accelerated.facts.seeding import generator_states
+from pytorch_accelerated.facts import generator_states
 from pytorch_accelerated.facts.trees import leaves_by_path
-from pytorch_accelerated.ranks.compat.torch import is_batch_norm
-from pytorch_accelerated.ranks.held import held_parts
-from pytorch_accelerated.ranks.sharding import own_part
-from pytorch_accelerated.states.weights import canonical_state_dict
+from pytorch_accelerated.ranks import held_parts, is_batch_norm, own_part
+from pytorch_accelerated.states import canonical_state_dict
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.callbacks.base import Trainer
+    from pytorch_accelerated.loop.callback import Trainer
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 _SHOWN = (*PLAIN, torch.dtype, torch.device)

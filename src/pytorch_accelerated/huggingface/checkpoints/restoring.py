@@ -17,7 +17,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAM
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.ranks.kept import kept
+from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user

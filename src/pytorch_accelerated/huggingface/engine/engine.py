@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
@@ -20,6 +19,7 @@ from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.loop.checks import check_optimizer_of
 from pytorch_accelerated.loop.context import Context, view
 from pytorch_accelerated.loop.evaluation import Prediction

@@ -16,7 +16,7 @@ from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.knowledge import BatchCounter
 from pytorch_accelerated.huggingface.trainer_utils import output_dir_of, sort_checkpoints
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.ranks.kept import Kept
+from pytorch_accelerated.ranks.keeping import Kept
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.warning import warn_user
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pytorch_accelerated.facts.order import EVENTS as EVENTS
@@ -48,6 +49,9 @@ class TrainerCallback:
     #: batch or an update. Set it to False for callbacks that do not stop the run there. Subclasses do not inherit the
     #: False, because they may do more than their base.
     ranks_agree_after_each_update: bool = True
+
+    #: Whether a second callback of the very same class is left out without an error.
+    counts_once: bool = False
 
     _told_apart_by = ""  # the attribute in which callbacks of one class differ
 
@@ -201,3 +205,35 @@ class TrainerCallback:
         """The name of this callback's state in a training state; two callbacks of one class need different keys."""
         kind, name = type(self).__name__, self._told_apart_by
         return f"{kind}({getattr(self, name)})" if name else kind
+
+
+class StateSaver(TrainerCallback):
+    """A callback that saves training states. The loop goes back to them, and looks for them when a run resumes.
+
+    Attributes:
+        save_dir: the folder of the states, or the URL that they are uploaded to.
+        policy: when states are saved besides the end of the run.
+    """
+
+    save_dir: Any
+    policy: Any
+
+    @property
+    def folder(self) -> Path:
+        """The local folder of the states."""
+        raise NotImplementedError
+
+
+class PassLimit(TrainerCallback):
+    """A callback that ends each pass over the training data after a number of batches, so that plans count fewer.
+
+    Attributes:
+        num_batches: the number, on each rank.
+    """
+
+    num_batches: int
+
+
+def savers_among(callbacks: Iterable[Any]) -> list[StateSaver]:
+    """The callbacks that save training states."""
+    return [callback for callback in callbacks if isinstance(callback, StateSaver)]

@@ -1,4 +1,4 @@
-"""Handlers of callbacks, which call only the methods that do something, and the default callbacks."""
+"""Handlers of callbacks, which call only the methods that do something."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pytorch_accelerated.callbacks.base import TrainerCallback
-from pytorch_accelerated.callbacks.metrics import MetricsCallback
-from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
-from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
-from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.errors import (
     ArgumentTypeError,
     CallbackMethodNotImplementedError,
@@ -19,27 +14,11 @@ from pytorch_accelerated.errors import (
     StopTrainingError,
 )
 from pytorch_accelerated.facts.order import EVENTS, EVENTS_OF_UPDATE
+from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.warning import stacklevel_of_user
 from pytorch_accelerated.states.training_state import key_of_state
 
 Value = TypeVar("Value")
-
-#: The callbacks of a `Trainer` that is created without any.
-DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
-    MoveModulesToDeviceCallback,
-    TerminateOnNaNCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    LogMetricsCallback,
-)
-
-
-def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]:
-    """The callbacks of a trainer: ``...`` among them stands for the default ones, and metrics come first."""
-    chosen: list[Any] = [] if metrics is None else [MetricsCallback(metrics)]
-    for callback in callbacks:
-        chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
-    return chosen
 
 
 class EventHandler:
@@ -182,8 +161,8 @@ class CallbackHandler(EventHandler):
         self.acts_at.clear()
 
     def _accepts(self, callback: Any) -> bool:
-        if type(callback) is LogMetricsCallback and any(type(other) is LogMetricsCallback for other in self):
-            # Scripts add it to the defaults under its other name; each line would be printed twice.
+        kind = type(callback)
+        if vars(kind).get("counts_once") and any(type(other) is kind for other in self):
             return False
         _refuse_callback_of_transformers(callback)
         key = key_of_state(callback)
@@ -224,12 +203,3 @@ def _refuse_callback_of_transformers(callback: Any) -> None:
             f"{type(callback).__name__} is for the Trainer of `pytorch_accelerated.huggingface` or transformers. This "
             "one has the events of `pytorch_accelerated.callbacks.TrainerCallback`; for trackers, use TrackerCallback."
         )
-
-
-def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
-    """The default callbacks, to extend or reorder.
-
-    Args:
-        progress_bar: False to leave the progress bar out.
-    """
-    return tuple(callback for callback in DEFAULT_CALLBACKS if progress_bar or callback is not ProgressBarCallback)

@@ -1,0 +1,41 @@
+"""The callbacks of a trainer that is created without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytorch_accelerated.callbacks.evaluation import OuterLimit
+from pytorch_accelerated.callbacks.metrics import MetricsCallback
+from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
+from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
+from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.data.building import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.loop.callback import TrainerCallback
+
+#: The callbacks of a `Trainer` that is created without any.
+DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
+    MoveModulesToDeviceCallback,
+    TerminateOnNaNCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    LogMetricsCallback,
+)
+
+
+def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]:
+    """The callbacks of a trainer: metrics first, the default ones in place of ``...``, a limit from the environment."""
+    chosen: list[Any] = [] if metrics is None else [MetricsCallback(metrics)]
+    for callback in callbacks:
+        chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
+    limit = batch_limit_from_environment()
+    return chosen if limit is None else [*chosen, OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR)]
+
+
+def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
+    """The default callbacks, to extend or reorder.
+
+    Args:
+        progress_bar: False to leave the progress bar out.
+    """
+    return tuple(callback for callback in DEFAULT_CALLBACKS if progress_bar or callback is not ProgressBarCallback)

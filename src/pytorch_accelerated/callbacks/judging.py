@@ -1,0 +1,91 @@
+"""The callbacks that judge each value of a metric once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.loop.callback import TrainerCallback
+from pytorch_accelerated.record.watching import WatchedMetric
+from pytorch_accelerated.states.matching import require_kinds
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.loop.callback import Trainer
+
+KINDS_OF_BEST = {"best_metric": (float, int, type(None)), "best_metric_epoch": (int, type(None))}
+
+
+class MetricJudge(TrainerCallback):
+    """Judges each new value of `watch_metric` once: at the end of the epoch, or after an evaluation within an epoch.
+
+    Values of `Trainer.evaluate` are not judged. A subclass says what follows: `_judge` and the methods after it. Its
+    state is the attributes in `_kinds`, with the types that each may have.
+    """
+
+    takes_part_in_preflight = False
+    watch_metric = "eval_loss_epoch"
+    _kinds: Mapping[str, tuple[type, ...]] = {}
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Start anew, unless the run is resumed.
+
+        Raises:
+            ConfigurationError: for a metric of evaluations, if there is no evaluation set.
+        """
+        if not trainer.run_history.is_evaluated_beside:
+            self._watched.check_has_evaluation(trainer.eval_dataset)
+        if hasattr(self, "greater_is_better"):
+            self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
+        if trainer.run_state.updates > 0:
+            self._continue()
+        else:
+            self._new_values(trainer)  # those of earlier runs belong to other weights
+            self._start_anew()
+
+    def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Judge an evaluation within an epoch."""
+        if is_intermediate:
+            self._judge(trainer, self._new_values(trainer))
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Judge the epoch, after every callback has recorded its metrics.
+
+        Raises:
+            UnknownMetricError: if the metric has no value yet.
+        """
+        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
+        self._judge(trainer, self._new_values(trainer))
+
+    def judge_state(self, trainer: Trainer, state: Any) -> None:
+        """Judge new values, which belong to the training state in the folder `state` of this run; it may be gone.
+
+        Must be called by all ranks.
+        """
+        self._judge(trainer, self._new_values(trainer), state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the values so far."""
+        return {name: getattr(self, name) for name in self._kinds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what the run that is being resumed knew."""
+        require_kinds(state, self._kinds, of=type(self).__name__)
+        vars(self).update({name: state[name] for name in self._kinds})
+
+    @property
+    def _watched(self) -> WatchedMetric:
+        return WatchedMetric(self.watch_metric, getattr(self, "greater_is_better", False))
+
+    def _new_values(self, trainer: Trainer) -> list[float]:
+        return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
+
+    def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
+        """Act on new values, of which the last belongs to `state`, or without one to the weights that the model has
+        now.
+        """
+
+    def _start_anew(self) -> None:
+        """Forget what is known of earlier runs."""
+
+    def _continue(self) -> None:
+        """Act on what a resumed run knows already."""
