@@ -42,8 +42,8 @@ ACCELERATE_DOORS = {
 }
 
 
-# What `extras` stands on: names that users can import, too. The `__init__` of a room lists them; some modules are public as
-# a whole.
+# What `extras` stands on: names that users can import. The `__init__` of a room lists them; some modules are public
+# as a whole.
 PUBLIC = {
     *("", "callbacks", "data", "errors", "facts", "finetuning", "huggingface", "loop", "prediction", "ranks", "record"),
     *("run_config", "schedulers", "states", "tracking", "trainer", "utils"),

@@ -1,4 +1,4 @@
-"""What is optional can be taken away: without it, runs of both faces train, save, resume, evaluate and predict as before."""
+"""What is optional can be taken away: without it, runs of both faces train, save, resume and evaluate as before."""
 
 import os
 import shutil

@@ -2,7 +2,6 @@
 
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.facts.seeding import set_seed
-from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
 from pytorch_accelerated.ranks.launching import notebook_launcher
 from pytorch_accelerated.trainer import Trainer
 

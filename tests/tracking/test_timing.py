@@ -122,7 +122,12 @@ def test_the_line_of_the_hugging_face_trainer_names_its_argument(
             return super().__getitem__(index)
 
     monkeypatch.setattr("pytorch_accelerated.loop.training.usable_processors", lambda: 3)
-    arguments = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no"}
+    arguments: dict[str, Any] = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+        "save_strategy": "no",
+    }
     for workers in (0, 1):
         made = TrainingArguments(str(tmp_path), **arguments, dataloader_num_workers=workers, disable_tqdm=True)
         HuggingFaceTrainer(Regression(), made, train_dataset=SlowRows(8)).train()

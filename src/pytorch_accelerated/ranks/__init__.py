@@ -1,5 +1,6 @@
 """How a run becomes several processes."""
 
+from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
 from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.keeping import Kept, kept

@@ -143,7 +143,9 @@ def save_run(
     latest = filter(None, map(run.history.latest_record, run.history.get_metric_names()))
     facts = {
         "metrics": {
-            each.name: each.value for each in latest if each.is_scalar and each.update == run.history.updates_done
+            each.name: float(each.value)
+            for each in latest
+            if each.is_scalar and each.update == run.history.updates_done
         },
         "updates": run.state.updates,
         "epochs": run.state.epochs,
