@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -57,7 +57,7 @@ class TrainerRunConfig:
     mixed_precision: str
     num_processes: int
     seed: int | None = None
-    gradient_clip_norm: float | Mapping[str, float] | None = None
+    gradient_clip_norm: float | Mapping[str, float | None] | Sequence[float | None] | None = None
     train_dataloader_len: int | None = None
     eval_dataloader_len: int | None = None
 

@@ -107,7 +107,7 @@ class Trainer(TrainerHooks):
         collate_fn: Callable[..., Any] | None = None,
         resume_from: str | Path | None = None,
         *,
-        gradient_clip_norm: float | Mapping[str, float] | None = None,
+        gradient_clip_norm: float | Mapping[str, float | None] | Sequence[float | None] | None = None,
         max_duration: float | str | None = None,
         eval_per_device_batch_size: int | None = None,
         step_scheduler: str = "update",
@@ -151,7 +151,7 @@ class Trainer(TrainerHooks):
                 exist (``.../final``) is an error. A URL such as ``"s3://bucket/run"`` works as well: one rank of each
                 machine downloads the state, unless the local folder of `SaveTrainingStateCallback` has a newer one.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
-                for each of several optimizers, by name.
+                for each of several optimizers, by name or in order.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the
                 end of the first update of this call: starting workers and compiling take none of them.
             eval_per_device_batch_size: default: `per_device_batch_size`.

@@ -1,8 +1,10 @@
 """Watched names without a value at the end of the first epoch are an error; others are not. Which value is the best."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,13 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
+from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.watching import best_record
-from pytorch_accelerated.tracking import InMemoryRunHistory, RunHistory
+from pytorch_accelerated.tracking import InMemoryRunHistory, RunHistory, greater_is_better
 from pytorch_accelerated.trainer import Trainer
+from tests.huggingface.runs import Regression
 
 DATA = torch.randn(20, 4, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 2
 SETS = {"clean": DATA, "noisy": (DATA[0] + 1, DATA[1])}
@@ -169,3 +174,50 @@ def test_a_direction_that_contradicts_the_name_is_a_warning(kind: str, name: str
     with pytest.warns(UserWarning, match=message) if words else contextlib.nullcontext() as caught:
         trainer.train(DATA, 2, DATA)
     assert caught is None or len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "words"),
+    [
+        ("eval_accuracy", "min", 'The ReduceLROnPlateau watches .*`mode="min"`, .*more is better. Pass `mode="max"`'),
+        ("eval_loss_epoch", "max", 'the highest value counts as the best, .*less is better. Pass `mode="min"`'),
+        ("eval_accuracy", "max", ""),
+        ("eval_score", "min", ""),
+    ],
+)
+def test_a_plateau_of_a_metric_that_rises_is_a_warning(name: str, mode: Any, words: str) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, mode=mode)
+    with pytest.warns(UserWarning, match=words) if words else contextlib.nullcontext() as caught:
+        make_trainer(Accuracy).train(DATA, 2, DATA, create_scheduler_fn=plateau, scheduler_metric=name)
+    assert caught is None or len(caught) == 1
+
+
+def test_the_hugging_face_trainer_warns_of_such_directions_too(tmp_path: Path) -> None:
+    rows = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 4
+    for schedule, greater, complains in (("plateau", None, True), ("linear", None, False), ("linear", False, True)):
+        arguments = TrainingArguments(
+            str(tmp_path), report_to="none", save_strategy="no", eval_strategy="epoch", num_train_epochs=1,
+            metric_for_best_model="accuracy", greater_is_better=greater,
+            lr_scheduler_type={"plateau": "reduce_lr_on_plateau"}.get(schedule, schedule),
+        )  # fmt: skip
+        trainer = HuggingFaceTrainer(
+            Regression(), arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=lambda _: {"accuracy": 1.0}
+        )
+        with pytest.warns(UserWarning, match="by its name more is") if complains else contextlib.nullcontext():
+            trainer.train()
+
+
+MORE = """accuracy acc top5_accuracy balanced_accuracy f1 macro_f1 f1_macro auc roc_auc auroc average_precision
+    precision@5 map mAP map_50 map50 recall miou mIoU iou mean_iou jaccard dice kappa cohen_kappa mcc matthews_corrcoef
+    r2 psnr ssim bleu sacrebleu bleu4 rouge rouge1 rougeL rougeLsum meteor chrf ndcg mrr pearson spearmanr
+    MulticlassF1Score BinaryAccuracy MulticlassAUROC CohenKappa BLEUScore R2Score word_accuracy"""
+LESS = """loss my_loss valLoss dice_loss log_loss error error_rate top_5_error mae mse rmse MeanSquaredError mape msle
+    rmsle mean_absolute_error nll cer wer WordErrorRate perplexity ppl fid lpips brier_score ece accuracy_error"""
+UNKNOWN = (
+    "score neg_log_loss neg_mean_squared_error learning_rate gradient_norm precise remap factor smoothing epoch lr"
+)
+
+
+@pytest.mark.parametrize(("names", "expected"), [(MORE, True), (LESS, False), (UNKNOWN, None)])
+def test_one_table_knows_what_is_better(names: str, expected: bool | None) -> None:
+    assert {name: greater_is_better(name) for name in names.split()} == dict.fromkeys(names.split(), expected)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError, ConfigurationError
 from pytorch_accelerated.extras.optimizers import param_groups
+from pytorch_accelerated.schedulers import one_cycle
 
 INPUTS = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS @ torch.tensor([[1.0, -1.0], [0.5, 2.0], [0.0, 1.0]], dtype=torch.float64)
@@ -90,7 +92,7 @@ def test_several_optimizers_make_the_updates_of_a_loop_by_hand(
     form: Any, limit: Any, clip: Any, accumulation: int
 ) -> None:
     if isinstance(limit, dict) and form is not dict:
-        limit = {str(number): value for number, value in enumerate(limit.values())}
+        limit = list(limit.values())
     model = new_model()
     trainer = InOrder(model, nn.MSELoss(), form(muon_and_adamw(model)), callbacks=())
     factories: Any = form({"muon": halving, "adamw": decaying})
@@ -119,6 +121,99 @@ def test_a_state_of_other_optimizers_is_refused_before_anything_changes(tmp_path
     with pytest.raises(CheckpointError, match="parameters in its groups"):
         resumed.load_training_state(tmp_path / "state")
     assert torch.equal(flat(other), before)
+
+
+def twins(model: nn.Module, names: str) -> dict[str, torch.optim.Optimizer]:
+    """Two optimizers of one kind and of parameters of the same shapes: nothing but their names tells them apart."""
+    parts = {"a": model[0], "b": model[1]}
+    return {name: torch.optim.Adam(parts[name].parameters(), lr={"a": 0.1, "b": 0.01}[name]) for name in names}
+
+
+@pytest.mark.parametrize("kept", ["state", "checkpoint", "state dict", "state without names"])
+def test_a_dict_of_optimizers_is_saved_and_loaded_by_name(kept: str, tmp_path: Path) -> None:
+    rows = torch.utils.data.TensorDataset(INPUTS, INPUTS.flip(1))
+    schedules: Any = {"a": halving, "b": decaying}
+
+    def trainer(names: str) -> Trainer:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+        saving = SaveTrainingStateCallback(tmp_path / names)
+        return Trainer(model, nn.MSELoss(), twins(model, names), callbacks=[saving], seed=2)
+
+    first = trainer("ab")
+    first.train(rows, 1, create_scheduler_fn=schedules)
+    first.save_checkpoint(tmp_path / "model.pt")
+    first.train(rows, 2, create_scheduler_fn=schedules, resume_from=tmp_path / "ab")
+    saved: Any = torch.load(tmp_path / "model.pt")["optimizer_state_dict"]
+    for names in ("ab", "ba"):
+        second = trainer(names)
+        if kept == "state":
+            reverse = {name: schedules[name] for name in names}
+            second.train(rows, 2, create_scheduler_fn=reverse, resume_from=tmp_path / "ab")
+            assert torch.equal(flat(second.model), flat(first.model))
+            continue
+        if kept == "checkpoint":
+            second.load_checkpoint(tmp_path / "model.pt")
+        elif kept == "state dict":
+            second.optimizer.load_state_dict(saved)
+        else:  # as earlier versions wrote it: in order
+            second.optimizer.load_state_dict({name: saved[name] for name in ("state", "param_groups")})
+        whose = {"a": 0, "b": 1} if kept != "state without names" else dict(zip(names, range(2), strict=True))
+        for name, place in whose.items():
+            found = second.optimizer[name].state_dict()
+            assert found["param_groups"][0]["lr"] == saved["param_groups"][place]["lr"]
+            for number, entry in found["state"].items():
+                assert torch.equal(entry["exp_avg"], saved["state"][2 * place + number]["exp_avg"])
+
+
+def test_states_of_optimizers_with_other_names_are_refused_and_those_of_a_list_are_taken_in_order(
+    tmp_path: Path,
+) -> None:
+    model = new_model()
+    trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    trainer.train(ROWS, 1, create_scheduler_fn={"muon": halving})
+    trainer.save_training_state(tmp_path / "state")
+    for form, is_refused in ((dict, False), (lambda made: list(made.values()), False), ("renamed", True)):
+        other = new_model()
+        made = muon_and_adamw(other)
+        optimizers = {"m": made["muon"], "a": made["adamw"]} if form == "renamed" else form(made)  # type: ignore[operator]
+        resumed = Trainer(other, nn.MSELoss(), optimizers, callbacks=())
+        with pytest.raises(CheckpointError, match="muon, adamw, but here are m, a") if is_refused else nullcontext():
+            resumed.load_training_state(tmp_path / "state")
+        assert torch.equal(flat(other), flat(model)) != is_refused
+
+
+def test_schedules_of_earlier_versions_are_loaded_in_order() -> None:
+    model = new_model()
+    trainer = Trainer(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    trainer.train(ROWS, 1, create_scheduler_fn={"muon": halving})
+    saved = trainer.scheduler.state_dict()
+    trainer.train(ROWS, 1, create_scheduler_fn={"muon": halving})
+    earlier = {"schedulers": [{**saved["muon"], "last_epoch": 7}, None]}
+    trainer.scheduler.load_state_dict(earlier)
+    assert trainer.scheduler.state_dict()["muon"]["last_epoch"] == 7
+
+
+@pytest.mark.parametrize("max_lr", [None, 0.05, [0.05, 0.02]])
+def test_one_cycle_serves_several_optimizers_as_one_schedule_for_each(max_lr: Any) -> None:
+    model, expected = new_model(), new_model()
+    trainer = InOrder(model, nn.MSELoss(), muon_and_adamw(model), callbacks=())
+    trainer.train(ROWS, 2, per_device_batch_size=4, create_scheduler_fn=one_cycle(max_lr))
+    by_hand = muon_and_adamw(expected)
+    rates = max_lr if isinstance(max_lr, list) else [0.02, 0.01] if max_lr is None else [max_lr] * 2
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(one, rate, total_steps=12)
+        for one, rate in zip(by_hand.values(), rates, strict=True)
+    ]
+    for start in 2 * list(range(0, len(INPUTS), 4)):
+        rows = slice(start, start + 4)
+        (expected(INPUTS[rows]) - TARGETS[rows]).square().mean().backward()
+        for each in by_hand.values():
+            each.step()
+            each.zero_grad()
+        for schedule in schedules:
+            schedule.step()
+    torch.testing.assert_close(flat(model), flat(expected), rtol=1e-12, atol=0)
 
 
 def test_looks_before_a_run_leave_several_optimizers_as_they_were() -> None:
@@ -181,6 +276,8 @@ def test_an_update_that_is_not_finite_is_skipped_by_all_of_them() -> None:
             "sgd, but there are muon, adamw",
         ),
         (muon_and_adamw, {"create_scheduler_fn": [halving, "x"]}, ArgumentTypeError, "pass a function"),
+        (muon_and_adamw, {"create_scheduler_fn": one_cycle([0.1])}, ConfigurationError, "1 rates for 2 groups"),
+        (muon_and_adamw, {"gradient_clip_norm": [1.0]}, ConfigurationError, "1 values for 2 optimizers"),
         (
             muon_and_adamw,
             {"gradient_clip_norm": {"sgd": 1.0}},
@@ -247,6 +344,11 @@ schedulefree = pytest.importorskip("schedulefree")
 
 def free(model: nn.Module) -> Any:
     return schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=2)
+
+
+def wrapped(model: nn.Module) -> Any:
+    """Its mode is in no state."""
+    return schedulefree.ScheduleFreeWrapper(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), momentum=0.8)
 
 
 def test_a_schedule_free_run_is_that_of_its_own_loop_by_hand() -> None:
@@ -328,8 +430,10 @@ def test_what_is_saved_and_evaluated_within_an_epoch_are_the_evaluation_weights_
     [
         (muon_and_adamw, {"create_scheduler_fn": {"muon": halving}, "gradient_clip_norm": np.float32(1.0)}),
         (free, {"eval_dataset": ROWS}),
+        (wrapped, {"eval_dataset": ROWS, "nonfinite_policy": "skip"}),
+        (lambda model: {"a": wrapped(model[0]), "b": free(model[2])}, {}),
     ],
-    ids=["several optimizers", "schedule-free"],
+    ids=["several optimizers", "schedule-free", "schedule-free around another", "several schedule-free"],
 )
 def test_a_run_resumes_at_every_update_to_the_bit(make: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: Path, resume_from: Path | None = None, **limits: Any) -> torch.Tensor:

@@ -232,9 +232,9 @@ SCHEDULES: list[Case] = [
     (train(create_scheduler_fn=lambda optimizer: None), HookOutputError, ["returned None", "`step`"]),
     (train(create_scheduler_fn=ReduceLROnPlateau), ConfigurationError, ["'eval_loss_epoch'", "no evaluation set"]),
     (
-        train(eval_dataset=DATA, create_scheduler_fn=ReduceLROnPlateau, scheduler_metric="accuracy"),
+        train(eval_dataset=DATA, create_scheduler_fn=ReduceLROnPlateau, scheduler_metric="score"),
         UnknownMetricError,
-        ["'accuracy'", "'train_loss_epoch', 'eval_loss_epoch'"],
+        ["'score'", "'train_loss_epoch', 'eval_loss_epoch'"],
     ),
     (train(parts={"callbacks": [EarlyStoppingCallback()]}), ConfigurationError, ["no evaluation set"]),
     (train(parts={"callbacks": [StepBasedEvaluationCallback(1)]}), ConfigurationError, ["no evaluation set"]),

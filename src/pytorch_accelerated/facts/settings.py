@@ -37,7 +37,7 @@ class TrainSettings:
     max_num_train_steps: int | None = None
     gradient_accumulation_steps: int = 1
     gradient_clip_value: float | None = None
-    gradient_clip_norm: float | Mapping[str, float] | None = None
+    gradient_clip_norm: float | Mapping[str, float | None] | Sequence[float | None] | None = None
     max_duration: float | str | None = None
     step_scheduler: str = "update"
     scheduler_metric: str = "eval_loss_epoch"
@@ -61,9 +61,10 @@ class TrainSettings:
                 _check_limit(field.name, value)
                 object.__setattr__(self, field.name, float(value))
         limits, name = self.gradient_clip_norm, "gradient_clip_norm"
-        if isinstance(limits, Mapping):
-            for each, limit in limits.items():
-                _check_limit(f"{name}[{each!r}]", limit)
+        if isinstance(limits, (Mapping, list, tuple)):
+            for each, limit in limits.items() if isinstance(limits, Mapping) else enumerate(limits):
+                if limit is not None:
+                    _check_limit(f"{name}[{each!r}]", limit)
         elif limits is not None:
             _check_limit(name, limits)
             object.__setattr__(self, name, float(limits))

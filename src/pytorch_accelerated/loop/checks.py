@@ -102,7 +102,7 @@ def check_training(
         _check_reduction_in_evaluation(trainer)
     if not trainer._makes_optimizer:
         check_optimizer_of(context)
-    if isinstance(settings.gradient_clip_norm, Mapping):
+    if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
         values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
     _refuse_what_cannot_be_undone(context, settings)
     num_passes = settings.num_epochs if settings.limit is None else None

@@ -34,7 +34,7 @@ from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_out
 from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.record.watching import WatchedMetric
+from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.states.optimizers import optimizer_settings, replaced_settings
 
@@ -289,7 +289,9 @@ def _make_scheduler(context: Context) -> bool:
     context.scheduler = trainer.create_scheduler()
     check_scheduler(context.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
     if isinstance(context.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        WatchedMetric(settings.scheduler_metric).check_has_evaluation(trainer.eval_dataset)
+        watched = WatchedMetric(settings.scheduler_metric, context.scheduler.mode == "max")
+        watched.check_has_evaluation(trainer.eval_dataset)
+        watched.check_direction(context.ranks, *PLATEAU)
         return False
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
 

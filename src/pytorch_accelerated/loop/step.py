@@ -206,14 +206,15 @@ class Step:
         elif settings.gradient_clip_norm is not None:
             self.context.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
 
-    def clip_norm(self, limit: float | Mapping[str, float]) -> torch.Tensor:
+    def clip_norm(self, limit: Any) -> torch.Tensor:
         """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""
-        if not isinstance(limit, Mapping):
+        if not isinstance(limit, (Mapping, list, tuple)):
             return clip_norm(self.parameters(), limit)
         optimizers = getattr(self.context.optimizer, "optimizer", self.context.optimizer)
         norms = [
             clip_norm([each for group in optimizers[name].param_groups for each in group["params"]], most)
-            for name, most in limit.items()
+            for name, most in (limit.items() if isinstance(limit, Mapping) else enumerate(limit))
+            if most is not None
         ]
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm

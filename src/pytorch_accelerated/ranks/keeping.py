@@ -126,7 +126,7 @@ class Kept:
             steps: whether it will step, so that its state must be copied. It is enough to keep the old state where
                 another one is loaded, because optimizers make a new one then.
         """
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = _owner(getattr(optimizer, "optimizer", optimizer))
         if isinstance(inner, Optimizers):
             for one in inner:
                 self.optimizer(one, steps=steps)
@@ -151,6 +151,13 @@ class Kept:
             inner.state, inner.param_groups = state, groups
 
         self.call(restore)
+
+
+def _owner(optimizer: Any) -> Any:
+    """The optimizer that has the groups: one around another, as of schedulefree, may only show them."""
+    within = (each for each in vars(optimizer).values() if hasattr(each, "param_groups"))
+    owner = next((each for each in within if each.param_groups is optimizer.param_groups), None)
+    return optimizer if owner is None else _owner(owner)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 
 
@@ -32,7 +32,7 @@ class Optimizers(torch.optim.Optimizer):
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer] | Iterable[torch.optim.Optimizer]) -> None:
         self.by_name: dict[str, torch.optim.Optimizer] = _named(optimizers)
         for name, optimizer in self.by_name.items():
-            if not isinstance(optimizer, torch.optim.Optimizer):
+            if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
                 raise ArgumentTypeError(f"The optimizer {name!r} is {optimizer!r}: pass instances of torch's.")
         if not self.by_name:
             raise ConfigurationError("`optimizer` has no optimizer in it. Give at least one.")
@@ -94,7 +94,10 @@ class Optimizers(torch.optim.Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all optimizers in the form of a single one, whose parameters are numbered in order."""
+        """The state of all optimizers in the form of a single one, whose parameters are numbered in order.
+
+        A further entry, ``optimizers``, has the name of the optimizer of each group.
+        """
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         first = 0
@@ -103,10 +106,35 @@ class Optimizers(torch.optim.Optimizer):
             state |= {first + number: entry for number, entry in own["state"].items()}
             groups += _shifted(own["param_groups"], first)
             first += _size(own["param_groups"])
-        return {"state": state, "param_groups": groups}
+        names = [name for name, optimizer in self.by_name.items() for _ in optimizer.param_groups]
+        return {"state": state, "param_groups": groups, "optimizers": names}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each optimizer its part of a state dict."""
+    def in_order(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A state dict with the parts of the optimizers in the order of these, by name.
+
+        Where the state has no names, as in earlier versions, or there are only numbers, it is in order already.
+
+        Raises:
+            InvalidCheckpointError: for other names.
+        """
+        names, groups = state_dict.get("optimizers", []), state_dict["param_groups"]
+        if set(names) != self.by_name.keys():
+            if any(all(map(str.isdigit, each)) for each in (names, self.by_name)):
+                return state_dict
+            raise InvalidCheckpointError(
+                f"The state has the optimizers {', '.join(dict.fromkeys(names))}, but here are "
+                f"{', '.join(self.by_name)}: states are loaded by name. Use the names with which it was saved."
+            )
+        ordered = [group for here in self.by_name for name, group in zip(names, groups, strict=True) if name == here]
+        numbers = {old: new for new, old in enumerate(each for group in ordered for each in group["params"])}
+        return {
+            "state": {numbers[old]: entry for old, entry in state_dict["state"].items() if old in numbers},
+            "param_groups": [{**group, "params": [numbers[old] for old in group["params"]]} for group in ordered],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each optimizer its part of a state dict, by name; see `in_order`."""
+        state_dict = self.in_order(state_dict)
         groups, state = iter(state_dict["param_groups"]), state_dict["state"]
         first = 0
         for optimizer in self:
@@ -135,6 +163,11 @@ def values_by_optimizer(values: Any, optimizer: Any, *, argument: str) -> dict[s
     """
     by_name = _named(values)
     names = list(optimizer.by_name) if isinstance(optimizer, Optimizers) else []
+    if not isinstance(values, Mapping) and len(by_name) != len(names):
+        raise ConfigurationError(
+            f"`{argument}` has {len(by_name)} values for {len(names) or 1} optimizers. Give one for each, None for one "
+            "without, or a dict by their names."
+        )
     if not by_name.keys() <= set(names):
         raise ConfigurationError(
             f"`{argument}` is for the optimizers {', '.join(by_name)}, but there are "
@@ -161,14 +194,15 @@ class Schedules:
     """A schedule for each of several optimizers, stepped together.
 
     Args:
-        schedulers: in the order of the optimizers; None for an optimizer that has none.
+        by_name: in the order of the optimizers; None for an optimizer that has none.
 
     Raises:
         ConfigurationError: if one of them is a `ReduceLROnPlateau`, which is stepped with a metric.
     """
 
-    def __init__(self, schedulers: Iterable[Any]) -> None:
-        self.schedulers = list(schedulers)
+    def __init__(self, by_name: Mapping[str, Any]) -> None:
+        self.by_name = dict(by_name)
+        self.schedulers = list(by_name.values())
         if any(isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau) for each in self.schedulers):
             raise ConfigurationError("A ReduceLROnPlateau cannot be one of several schedules: use it alone.")
 
@@ -178,14 +212,17 @@ class Schedules:
             scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all."""
-        return {"schedulers": [None if each is None else each.state_dict() for each in self.schedulers]}
+        """The states of all, by name."""
+        return {name: None if each is None else each.state_dict() for name, each in self.by_name.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each of them its state."""
-        for scheduler, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+        """Give each of them its state, by name; in order where the state or the optimizers have only numbers."""
+        if state_dict.keys() != self.by_name.keys():
+            states = state_dict.get("schedulers", list(state_dict.values()))  # a list in earlier versions
+            state_dict = dict(zip(self.by_name, states, strict=True))
+        for name, scheduler in self.by_name.items():
             if scheduler is not None:
-                scheduler.load_state_dict(state)
+                scheduler.load_state_dict(state_dict[name])
 
 
 def create_schedules(trainer: Any, factories: Any, optimizer: Any) -> Any:
@@ -204,4 +241,4 @@ def create_schedules(trainer: Any, factories: Any, optimizer: Any) -> Any:
         return replace_trainer_placeholder_values(trainer, factories)(optimizer)
     by_name = values_by_optimizer(factories, optimizer, argument="create_scheduler_fn")
     filled = {name: replace_trainer_placeholder_values(trainer, each) for name, each in by_name.items() if each}
-    return Schedules(filled[name](optimizer[name]) if name in filled else None for name in optimizer.by_name)
+    return Schedules({name: filled[name](optimizer[name]) if name in filled else None for name in optimizer.by_name})

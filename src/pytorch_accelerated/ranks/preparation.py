@@ -168,6 +168,15 @@ class OptimizerMode:
             optimizer.eval()
         self.is_training = False
 
+    def take_over(self, *, is_training: bool) -> None:
+        """Note that the weights, which were loaded, are those of training, or those to evaluate and save.
+
+        An optimizer may not keep its mode in its state, such as schedulefree's wrapper of another one.
+        """
+        with kept() as before:
+            before.tensors(each for one in self._optimizers for group in one.param_groups for each in group["params"])
+            self.train() if is_training else self.eval()
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context with the weights to evaluate and save. Afterwards, those of training are the same to the bit."""

@@ -22,8 +22,15 @@ Place = TypeVar("Place")
 _KIND = re.compile(r"\A(?:(?:intermediate_)?eval(?:uation)?_)?")  # it matches every name
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
 _ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
-_LESS_IS_BETTER = re.compile("loss|error|perplexity|wer|mae|mse|rmse")
-_MORE_IS_BETTER = re.compile("accuracy|acc|f1|precision|recall|auc|auroc|iou|map|dice|bleu|r2|rouge")
+# The one table of directions: whoever shows, keeps, compares or warns of a best value asks `greater_is_better`.
+_LESS_IS_BETTER = re.compile(
+    "loss|logloss|nll|error|err|(r|nr)?mse|n?mae|s?mape|(r?ms)le|perplexity|ppl|bpc|bpb|[cmpw]er|eer|brier|ece|fid|lpips"
+)
+_MORE_IS_BETTER = re.compile(
+    r"accuracy|acc|f[12]|fbeta|precision|recall|sensitivity|specificity|auc|auroc|auprc|m?ap\d*|m?iou|jaccard|dice|"
+    r"kappa|mcc|matthews\w*|r2|pearsonr?|spearmanr?|kendall\w*|psnr|(ms)?ssim|(sacre)?bleu\d*|rouge(\d|l|lsum)?|meteor|"
+    "chrf|ndcg|mrr"
+)
 
 
 class MetricRecord(NamedTuple):
@@ -167,10 +174,16 @@ def greater_is_better(quantity: str) -> bool | None:
 
     >>> greater_is_better("f1"), greater_is_better("noisy_loss"), greater_is_better("learning_rate")
     (True, False, None)
+    >>> greater_is_better("MulticlassF1Score"), greater_is_better("mIoU"), greater_is_better("neg_log_loss")
+    (True, True, None)
     """
-    words = re.split("[_/ -]", quantity.lower())
+    parts = re.split("[_/ @-]", quantity)
+    # Classes of torchmetrics are names, too: `BinaryF1Score` has the words "binary", "f1" and "score".
+    words = {
+        each.lower() for part in parts for each in [part, *re.findall(r"[A-Z]+\d*(?![a-z\d])|[A-Z]?[a-z\d]+", part)]
+    }
     if any(map(_LESS_IS_BETTER.fullmatch, words)):
-        return False
+        return None if "neg" in words else False  # scikit-learn's negative of a loss, or the loss of negatives
     return True if any(map(_MORE_IS_BETTER.fullmatch, words)) else None
 
 

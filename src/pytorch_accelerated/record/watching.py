@@ -16,6 +16,8 @@ from pytorch_accelerated.record.warning import warn_user
 
 _OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
 
+PLATEAU = "The ReduceLROnPlateau", ('mode="min"', 'mode="max"')
+
 
 class WatchedMetric(NamedTuple):
     """A metric of the run history on which a decision depends.
@@ -43,21 +45,27 @@ class WatchedMetric(NamedTuple):
                 "`EvaluateBesideCallback` comes before callbacks that stop the run or save the best model."
             )
 
-    def check_direction(self, ranks: Ranks, who: str) -> None:
+    def check_direction(
+        self,
+        ranks: Ranks,
+        who: str,
+        settings: tuple[str, str] = ("greater_is_better=False", "greater_is_better=True"),
+    ) -> None:
         """Warn, on one process, if the words in the name say that the worst values would be taken for the best.
 
         Args:
             ranks: the processes.
             who: what watches the metric.
+            settings: what says there that less is better, and that more is.
         """
         known = greater_is_better(role_and_quantity(self.name)[1])
         if known not in (None, self.greater_is_better):
             more, best, kept = ("more", "highest", "lowest") if known else ("less", "lowest", "highest")
             warn_user(
                 ranks,
-                f"{who} watches {self.name!r} with `greater_is_better={self.greater_is_better}`, so the {kept} value "
-                f"counts as the best, and by its name {more} is better. Pass `greater_is_better={known}` if the {best} "
-                "is the best, or record the metric under another name.",
+                f"{who} watches {self.name!r} with `{settings[self.greater_is_better]}`, so the {kept} value counts as "
+                f"the best, and by its name {more} is better. Pass `{settings[known]}` if the {best} is the best, or "
+                "record the metric under another name.",
             )
 
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:

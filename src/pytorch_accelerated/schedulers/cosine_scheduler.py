@@ -11,7 +11,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.placeholders import Placeholder, TrainerPlaceholderValues
+from pytorch_accelerated.ranks.optimizers import Optimizers, Schedules
 from pytorch_accelerated.schedulers.warmup_scheduler import DecayLrScheduler, check_above_0
 
 SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
@@ -106,7 +108,8 @@ def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) ->
     the opposite. Source: Smith and Topin (2017), "Super-convergence", arXiv 1708.07120.
 
     Args:
-        max_lr: the highest rate, or one for each parameter group; default: the rates that the groups have.
+        max_lr: the highest rate, or one for each parameter group; default: the rates that the groups have. Each of
+            several optimizers gets a schedule of its own.
         settings: of `torch.optim.lr_scheduler.OneCycleLR`, such as ``pct_start=0.3``.
     """
     placeholders = TrainerPlaceholderValues
@@ -114,6 +117,15 @@ def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) ->
     return functools.partial(_make, total_steps=total, max_lr=max_lr, **settings)
 
 
-def _make(optimizer: torch.optim.Optimizer, *, total_steps: Any, max_lr: Any, **settings: Any) -> OneCycleLR:
-    highest = [group["lr"] for group in optimizer.param_groups] if max_lr is None else max_lr
-    return OneCycleLR(optimizer, highest, total_steps=total_steps, **settings)
+def _make(optimizer: torch.optim.Optimizer, *, max_lr: Any, **settings: Any) -> OneCycleLR | Schedules:
+    groups = optimizer.param_groups
+    highest = [group["lr"] for group in groups] if max_lr is None else max_lr
+    if not isinstance(optimizer, Optimizers):
+        return OneCycleLR(optimizer, highest, **settings)
+    highest = highest if isinstance(highest, Sequence) else [highest] * len(groups)
+    if len(highest) != len(groups):
+        raise ConfigurationError(f"`max_lr` has {len(highest)} rates for {len(groups)} groups. Give one for each.")
+    rates, made = iter(highest), {}
+    for name, one in optimizer.by_name.items():  # each has a momentum of its own kind
+        made[name] = OneCycleLR(one, [next(rates) for _ in one.param_groups], **settings)
+    return Schedules(made)

@@ -43,9 +43,10 @@ def with_callables(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     if problem is not None:
         raise InvalidCheckpointError(f"The saved optimizer cannot be loaded: {problem}. Use another checkpoint.")
     groups = [dict(group) for group in state["param_groups"]]
-    for group, live in zip(groups, getattr(optimizer, "param_groups", None) or [], strict=False):
+    ordered = _in_order(optimizer, {**state, "param_groups": groups})
+    for group, live in zip(ordered["param_groups"], getattr(optimizer, "param_groups", None) or [], strict=False):
         group.update({key: value for key, value in live.items() if callable(value)})
-    return {**state, "param_groups": groups}
+    return ordered
 
 
 def read_optimizer_file(folder: Path) -> dict[str, Any] | None:
@@ -65,6 +66,7 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
     Their dtypes stay: torch gives floating-point numbers the dtype of the parameter, also NAdam's product of momenta.
     """
+    state = _in_order(optimizer, state)
     groups = getattr(optimizer, "param_groups", [])
     parameters = [parameter for group in groups for parameter in group["params"]]
     if any(map(is_sharded, parameters)):
@@ -95,7 +97,7 @@ def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: o
     live_groups = getattr(optimizer, "param_groups", None)
     if live_groups is None or (isinstance(state, Mapping) and "param_groups" not in state):
         return  # not built like torch's optimizers: it has to check its state itself
-    problem = problem_of_optimizer_state(state) or problem_of_entries(optimizer, state)
+    problem = problem_of_optimizer_state(state) or problem_of_entries(optimizer, _in_order(optimizer, state))
     if problem is not None:
         raise InvalidCheckpointError(
             f"The optimizer state in {source} does not fit this {type(_inner(optimizer)).__name__}: {problem}. Make "
@@ -145,6 +147,12 @@ def problem_of_entries(optimizer: Any, state: Mapping[str, Any]) -> str | None:
 
 def _inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def _in_order(optimizer: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of several optimizers in the order of the live ones; any other state as it is."""
+    inner = _inner(optimizer)
+    return inner.in_order(state) if isinstance(inner, Optimizers) else state
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

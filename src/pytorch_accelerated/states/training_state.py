@@ -25,8 +25,9 @@ from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
-from pytorch_accelerated.ranks.held import held_parts
+from pytorch_accelerated.ranks.held import held_parts, optimizers_of
 from pytorch_accelerated.ranks.keeping import kept
+from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards, is_sharded
 from pytorch_accelerated.ranks.wrappers import bare_model
@@ -226,6 +227,8 @@ def load_run(
             load_states(load_weights, run.optimizer, optimizer_state, others, undo, source=folder)
 
         ranks.do_on_all(load)
+    run.mode = OptimizerMode(optimizers_of(run.holder, held_parts(run.holder)).values())
+    run.mode.take_over(is_training=parts["run"].get("has_training_weights", run_state.phase is RunPhase.TRAINING))
     run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == ranks.count:
         own = by_rank[ranks.index]
@@ -359,6 +362,8 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
             "recorder": _recorder_state(run),
         },
     }
+    if run.mode.has_modes:
+        parts["run"]["has_training_weights"] = run.mode.is_training
     if run.state.is_cut:
         parts["run"]["ended_history"] = storable_history(run.history, run.ranks)  # with the end of the cut epoch
     if not without_optimizer:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
@@ -28,6 +30,7 @@ from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.ranks.accelerators import Accelerator, create_accelerator
 from pytorch_accelerated.ranks.preparation import PreparedModel
 from pytorch_accelerated.ranks.wrappers import bare_model
+from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
 if TYPE_CHECKING:
@@ -188,6 +191,11 @@ class Engine(NativeTrainer):
         self.optimizer = face.optimizer
         check_optimizer_of(context)
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
+        metric, schedule = face.args.metric_for_best_model, face.lr_scheduler
+        if metric is not None:
+            WatchedMetric(metric, face.args.greater_is_better).check_direction(context.ranks, "`metric_for_best_model`")
+            if isinstance(schedule, ReduceLROnPlateau):
+                WatchedMetric(metric, schedule.mode == "max").check_direction(context.ranks, *PLATEAU)
         super()._prepare_model_optimizer_and_dataloaders()
         face.model_wrapped = self.model
 
