@@ -60,10 +60,12 @@ def object_storage() -> Iterator[ObjectStorage]:
 
 
 def files_at(url: str) -> dict[str, list[str]]:
-    """The files at a URL, by folder."""
+    """The files at a URL, by folder, without the name of the run that saves there."""
     files, root = fsspec.core.url_to_fs(url)
     files.invalidate_cache()
     found: dict[str, list[str]] = {}
     for path in map(Path, files.find(root)):
+        if path.name == "owner.txt":
+            continue
         found.setdefault(path.parent.name, []).append(path.name)
     return found

@@ -166,8 +166,9 @@ class SaveTrainingStateCallback(StateSaver):
     With a URL such as ``"s3://bucket/run"`` as `save_dir`, for which fsspec and what it needs for the URL must be
     installed, states are saved to a local folder first, and uploaded in the order of saving while the run continues,
     by the first rank. There, too, a state is complete or not visible; one that is outdated before its turn comes is not
-    uploaded. A network that fails is tried again for a minute, and then at the next save, with a warning. At its end,
-    the run waits until the last state is uploaded. Only one run at a time may save to a URL.
+    uploaded. A network that fails is tried again for `storage_timeout`, and then at the next save, with a warning. At
+    its end, the run waits until the last state is uploaded. Only one run at a time may save to a URL: the one that
+    began first notices the other at its next upload.
 
     Args:
         save_dir: the folder of the states, or its URL.
@@ -181,13 +182,15 @@ class SaveTrainingStateCallback(StateSaver):
         greater_is_better: whether larger values are better.
         save_every_n_minutes: the minutes between two states, by the clock of rank 0, give or take a second or an
             update; the states are named ``step_<N>``.
-        save_on_signal: whether to save ``final`` when a signal (SIGTERM, SIGINT, SIGUSR1, SIGHUP) ends the run, whatever
+        save_on_signal: whether to save ``final`` when SIGTERM, SIGINT, SIGUSR1 or SIGHUP ends the run, whatever
             `save_at_end` says.
         background: whether to continue the run while a state is being written. The run then waits only for a copy in
             host memory, as large as the state; see `Trainer.save_training_state`.
         local_dir: where states are until they are uploaded, if `save_dir` is a URL; the newest stays there. Default: a
             folder for this URL in ``~/.cache/pytorch_accelerated`` (``$XDG_CACHE_HOME``). For a sharded model on
             several machines, it must be a folder that they share.
+        storage_timeout: seconds for which a request to the storage of a URL is repeated if it fails, and for which it
+            may go without moving a byte. A stalled storage ends the run twice as long after its last update.
 
     Attributes:
         policy: decides when to save.
@@ -223,6 +226,7 @@ class SaveTrainingStateCallback(StateSaver):
         save_on_signal: bool = True,
         background: bool = False,
         local_dir: str | Path | None = None,
+        storage_timeout: float = 120.0,
     ) -> None:
         if local_dir is not None and not is_url(save_dir):
             raise ConfigurationError(
@@ -230,6 +234,7 @@ class SaveTrainingStateCallback(StateSaver):
             )
         self.save_dir = save_dir
         self.local_dir = local_dir
+        self.storage_timeout = storage_timeout
         self.policy = SavePolicy(
             every_n_updates=save_every_n_steps,
             every_n_epochs=save_every_n_epochs,
@@ -251,7 +256,9 @@ class SaveTrainingStateCallback(StateSaver):
         earlier: Sequence[str] = ()
         if is_url(self.save_dir):
             metric_name = None if self.retention.best is None else self.watch_metric
-            uploads = _object_storage().Uploads(str(self.save_dir), self.folder, self.retention, metric_name)
+            uploads = _object_storage().Uploads(
+                str(self.save_dir), self.folder, self.retention, metric_name, self.storage_timeout
+            )
             saves.upload(uploads)
             earlier = uploads.earlier
         if trainer.run_state.updates == 0:  # else the run was resumed

@@ -14,12 +14,15 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,14 +51,15 @@ from pytorch_accelerated.states.verify import verify
 
 Result = TypeVar("Result")
 
-# How long a request to the storage is repeated; the waits in between double.
-SECONDS_OF_ATTEMPTS = 60.0
-FIRST_WAIT_SECONDS = 0.5
+# How long a request to the storage is repeated, and may go without moving a byte.
+TIMEOUT_SECONDS = 120.0
+FIRST_WAIT_SECONDS = 0.5  # before a request is repeated; the next ones double
 # Waiting does not heal these.
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
 # They have no folders; asked to make one, they may make a bucket.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory"}
 _REMOTE_NAME = re.compile(rf"(?P<name>{STATE_NAME.pattern})(\.\d+)?")
+_OWNER = "owner.txt"  # at the URL: which run has saved there last
 _FILES_OF_HISTORY = ("run.json", "run.safetensors", layout.SHARDS_NAME)
 
 
@@ -72,15 +76,18 @@ class Store:
 
     Args:
         url: of the folder.
+        timeout: seconds for which a request is repeated, and may go without moving a byte.
 
     Raises:
         ConfigurationError: if fsspec knows no such URL, or needs a package for it that is not installed.
         MissingDependencyError: if fsspec is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS) -> None:
         fsspec = require("fsspec", needed_by=f"The folder {url}")
         self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._make_callback = fsspec.callbacks.Callback
         try:
             self._files, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -93,7 +100,7 @@ class Store:
         self._files.invalidate_cache()
         states: dict[str, set[str]] = {}
         try:
-            paths = self._done("listing it", lambda: list(self._files.find(self._root)))
+            paths = self._done("listing it", lambda _: list(self._files.find(self._root)))
         except InvalidCheckpointError as error:  # a folder would be an empty one
             raise MissingCheckpointError(f"{error} Make the bucket, or check its name and the endpoint.") from error
         for path in paths:
@@ -103,23 +110,27 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
-        return self._done(f"reading {name}", lambda: bytes(self._files.cat_file(self._path(name))))
+        return self._done(f"reading {name}", lambda _: bytes(self._files.cat_file(self._path(name))))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file to a folder that has others."""
-        self._done(f"writing {name}", lambda: self._files.pipe_file(self._path(name), data))
+        """Write a file."""
+
+        def work(_: Any) -> None:
+            self._make_folder(name)
+            self._files.pipe_file(self._path(name), data)
+
+        self._done(f"writing {name}", work)
 
     def get(self, name: str, path: Path) -> None:
         """Copy a file to `path`."""
-        self._done(f"reading {name}", lambda: self._files.get_file(self._path(name), str(path)))
+        self._done(f"reading {name}", lambda moved: self._files.get_file(self._path(name), str(path), callback=moved))
 
     def put(self, path: Path, name: str) -> None:
         """Copy the file at `path` here."""
 
-        def work() -> None:
-            if self._needs_folders:
-                self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
-            self._files.put_file(str(path), self._path(name))
+        def work(moved: Any) -> None:
+            self._make_folder(name)
+            self._files.put_file(str(path), self._path(name), callback=moved)
 
         self._done(f"writing {name}", work)
 
@@ -127,28 +138,49 @@ class Store:
         """Delete a file, or all of a folder, if it is there."""
         self._files.invalidate_cache()
         with contextlib.suppress(InvalidCheckpointError):
-            self._done(f"deleting {name}", lambda: self._files.rm(self._path(name), recursive=True))
+            self._done(f"deleting {name}", lambda _: self._files.rm(self._path(name), recursive=True))
+
+    def _make_folder(self, name: str) -> None:
+        if self._needs_folders:
+            self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name.lstrip('/')}"
 
-    def _done(self, doing: str, work: Callable[[], Result]) -> Result:
-        """The result of `work`.
+    def _done(self, doing: str, work: Callable[[Any], Result]) -> Result:
+        """The result of `work`, which is given a callback of fsspec to report progress to.
 
         Raises:
             InvalidCheckpointError: if a file is missing.
             CheckpointError: if it failed in another way, each time it was tried.
         """
-        deadline, wait = time.monotonic() + SECONDS_OF_ATTEMPTS, FIRST_WAIT_SECONDS
+        deadline, pause = time.monotonic() + self._timeout, FIRST_WAIT_SECONDS
         while True:
             try:
-                return work()
+                return self._unless_stalled(work)
             except Exception as error:  # each kind of storage has its own
-                if isinstance(error, _LASTING) or time.monotonic() + wait > deadline:
+                if isinstance(error, _LASTING) or time.monotonic() + pause > deadline:
                     kind = InvalidCheckpointError if isinstance(error, FileNotFoundError) else CheckpointError
                     raise kind(f"{self.url}: {doing} failed ({type(error).__name__}: {error}).") from error
-            time.sleep(wait)
-            wait *= 2
+            time.sleep(pause)
+            pause *= 2
+
+    def _unless_stalled(self, work: Callable[[Any], Result]) -> Result:
+        outcome: Future[Result] = Future()
+        moved = [time.monotonic()]
+
+        def run() -> None:
+            try:
+                outcome.set_result(work(callback))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        callback = self._make_callback(hooks={"moved": lambda *_, **__: moved.append(time.monotonic())})
+        threading.Thread(target=run, daemon=True).start()  # a pool would be waited for when the process ends
+        while not wait([outcome], moved[-1] + self._timeout - time.monotonic()).done:
+            if time.monotonic() > moved[-1] + self._timeout:
+                raise TimeoutError(f"no byte has moved for {self._timeout:g} seconds, the `storage_timeout`")
+        return outcome.result()
 
 
 # ------------------------------------------------------------------------------------------------------------ uploading
@@ -166,16 +198,25 @@ class Uploads:
         folder: the local folder.
         retention: which states to keep there.
         metric_name: by whose values `retention` ranks them, if it does.
+        timeout: see `Store`.
 
     Attributes:
         folder: the local folder, without links.
         earlier: the names of the states that were there before this run, oldest first.
     """
 
-    def __init__(self, url: str, folder: Path, retention: Retention, metric_name: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        retention: Retention,
+        metric_name: str | None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
         self.folder = disk.resolved(folder)
         self.earlier: list[str] = []
-        self._store = Store(url)
+        self._store = Store(url, timeout)
+        self._owner = f"Process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S.%f}"
         self._retention = retention
         self._metric_name = metric_name
         self._thread: ThreadPoolExecutor | None = None
@@ -187,9 +228,10 @@ class Uploads:
         """Look at what is there, and delete what a killed run left incomplete.
 
         Raises:
-            CheckpointError: if the storage cannot be reached.
+            CheckpointError: if the storage cannot be reached, or written to.
         """
         states = self._store.states()
+        self._store.write(_OWNER, self._owner.encode())
         self._known = Path(tempfile.mkdtemp(prefix="states-"))
         for name in filter(_REMOTE_NAME.fullmatch, states):
             if MANIFEST_NAME not in states[name]:
@@ -257,6 +299,7 @@ class Uploads:
     def _upload(self, folder: Path, manifest: Manifest) -> None:
         name = f"{folder.name}.{manifest.serial}" if (self._known / folder.name).exists() else folder.name
         try:
+            self._check_owner()
             for entry in manifest.files:
                 self._store.put(folder / entry.name, f"{name}/{entry.name}")
             contents = self._contents(lambda path: (folder.parent / path).read_bytes(), folder.name)
@@ -265,6 +308,7 @@ class Uploads:
                 raise
         if (folder, manifest) not in self._local_states():
             return  # the run has replaced it by a newer state meanwhile
+        self._check_owner()
         self._store.write(f"{name}/{MANIFEST_NAME}", contents[MANIFEST_NAME])
         self._keep(name, contents)
         publish.highest_serials[self.folder] = manifest.serial
@@ -272,6 +316,17 @@ class Uploads:
         for local, each in self._local_states()[:-1]:
             if each in known:
                 publish.remove_state(local)
+
+    def _check_owner(self) -> None:
+        """Notice another run that saves to the URL. Two would replace and delete each other's states."""
+        with contextlib.suppress(InvalidCheckpointError):  # somebody has emptied the folder
+            owner = self._store.read(_OWNER).decode()
+            if owner == self._owner:
+                return
+            raise CheckpointError(
+                f"Another run saves to {self._store.url}, too: {owner}. End one of them; this one uploads nothing more."
+            )
+        self._store.write(_OWNER, self._owner.encode())
 
     def _delete_outdated(self) -> None:
         """Delete states there: those that no rule keeps, and those whose name a newer one has."""
@@ -318,7 +373,9 @@ class _Found:
     source: str | None
 
 
-def fetch_state(url: str, folder: Path, ranks: Ranks, check: Callable[[Path], Any]) -> Path | None:
+def fetch_state(
+    url: str, folder: Path, ranks: Ranks, check: Callable[[Path], Any], timeout: float = TIMEOUT_SECONDS
+) -> Path | None:
     """The newest valid state at `url` or in `folder`, which has it in the end. Must be called by all ranks.
 
     One rank of each machine copies it there, unless it is there already; a local state counts if all machines have it.
@@ -329,6 +386,7 @@ def fetch_state(url: str, folder: Path, ranks: Ranks, check: Callable[[Path], An
         folder: the local folder.
         ranks: the processes.
         check: called on the first rank with a local state; raises an `InvalidCheckpointError` if that is damaged.
+        timeout: see `Store`.
 
     Returns:
         The local folder of the state, on this rank's machine; None if there is none.
@@ -338,7 +396,7 @@ def fetch_state(url: str, folder: Path, ranks: Ranks, check: Callable[[Path], An
         InvalidCheckpointError: if there are states, but no valid one.
         CheckpointError: if the storage cannot be reached.
     """
-    store = Store(url)
+    store = Store(url, timeout)
     found, complaints, incomplete = ranks.do_on_first(lambda: _find(store, folder))
     for one in found:
         try:

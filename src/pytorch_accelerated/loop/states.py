@@ -68,9 +68,11 @@ class States:
         check: Callable[[Path], Any] = self._remember if is_whole else verify
         if is_url(source):
             url = str(source)
-            folders = [saver.folder for saver in savers_among(context.callbacks) if saver.save_dir == url]
             storage = require("pytorch_accelerated.extras.object_storage", needed_by="A URL in `resume_from`")
-            state = storage.fetch_state(url, [*folders, storage.default_local_folder(url)][0], context.ranks, check)
+            savers = [each for each in savers_among(context.callbacks) if each.save_dir == url]
+            folders = [storage.default_local_folder(url), *(each.folder for each in savers)]
+            timeouts = [storage.TIMEOUT_SECONDS, *(each.storage_timeout for each in savers)]
+            state = storage.fetch_state(url, folders[-1], context.ranks, check, timeouts[-1])
         else:
             state = context.ranks.do_on_first(lambda: find_state(source, check))
         if state is None and must_exist:
