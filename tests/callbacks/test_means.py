@@ -65,8 +65,13 @@ def test_what_a_hook_returns_counts_too_and_a_missing_name_is_an_error() -> None
             return {**super().calculate_train_batch_loss(batch), "rows": len(batch["inputs"])}
 
     model = TwoLosses()
-    trainer = Hooked(model, None, torch.optim.SGD(model.parameters(), 0.1), [RecordMeansCallback("rows")])
-    trainer.train(ROWS, 1, per_device_batch_size=2)
+    means = RecordMeansCallback(["rows", "small_loss"])
+    trainer = Hooked(model, None, torch.optim.SGD(model.parameters(), 0.1), [means])
+    trainer.train(ROWS, 2, ROWS, per_device_batch_size=2)
+    names = set(trainer.run_history.get_metric_names())
     assert trainer.run_history.get_latest_metric("train_rows") == pytest.approx((5 * 2 * 2 + 1) / 11)
-    with pytest.raises(HookOutputError, match="finds no 'rows' among"):
-        trainer.evaluate(ROWS)
+    assert {"eval_small_loss"} == {name for name in names if name.startswith("eval_")} - {"eval_loss_epoch"}
+    trainer.evaluate(ROWS)  # where training has told that there is such an entry
+    for unknown in (lambda one: one.evaluate(ROWS), lambda one: Trainer.train(one, ROWS, 1, ROWS)):
+        with pytest.raises(HookOutputError, match="finds no 'row' among"):
+            unknown(Hooked(model, None, torch.optim.SGD(model.parameters(), 0.1), [RecordMeansCallback(["row"])]))

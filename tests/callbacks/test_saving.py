@@ -13,7 +13,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import saving
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
-from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import (
     DuplicateCallbackError,
@@ -180,10 +180,39 @@ def test_a_best_model_whose_file_is_gone_is_forgotten_when_the_run_is_resumed() 
     Path("best_model.pt").unlink()
     score, callback = Score([1, 3, 2]), save_best_score()
     trainer = a_trainer(score, callback)
-    with pytest.warns(UserWarning, match="not in best_model.pt any more"):
+    with (
+        pytest.warns(UserWarning, match="not in best_model.pt any more"),
+        pytest.warns(UserWarning, match="The best score was 1.000, in epoch 1, but its weights are gone: neither the"),
+    ):
         fit(trainer, resume_from="training_states")
     assert (callback.best_metric, callback.best_metric_epoch) == (2, 3)
     assert_same_weights(weights_of(trainer.model), score.weights[-1])
+
+
+class Beside(TrainerCallback):
+    """Enters the value of a state that is gone."""
+
+    def __init__(self, *judges: Any) -> None:
+        self.judges = judges
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_history.current_epoch == 2:
+            trainer.run_history.update_metric("score", 0.5)
+            for judge in self.judges:
+                judge.judge_state(trainer, Path("gone"))
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_best_value_whose_weights_are_gone_is_said_at_the_end(stops: bool) -> None:
+    best = SaveBestModelCallback(watch_metric="score")
+    stopping = EarlyStoppingCallback(2 if stops else 9, 0.0, watch_metric="score")
+    trainer = a_trainer(Beside(best, stopping), Score([3, 4, 2, 1.5, 1]), best, stopping)
+    with (
+        pytest.warns(UserWarning, match="The best model so far is lost"),
+        pytest.warns(UserWarning, match="best score was 0.5000?, in epoch 2, but its weights are gone: neither the mo"),
+    ):
+        fit(trainer, 5)
+    assert (best.best_metric, trainer.run_state.epochs) == ((1.5, 4) if stops else (1.0, 5))
 
 
 # ----------------------------------------------------------------------------------------------------- training states

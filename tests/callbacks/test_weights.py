@@ -12,8 +12,8 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.weights import ModelEmaCallback
-from pytorch_accelerated.errors import NonFiniteLossError
+from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
+from pytorch_accelerated.errors import DuplicateCallbackError, NonFiniteLossError
 from pytorch_accelerated.loop.callback import TrainerCallback
 from tests.callbacks.runs import (
     DATA,
@@ -41,6 +41,34 @@ def average_of(callback: ModelEmaCallback) -> dict[str, torch.Tensor]:
 def saved_average() -> dict[str, torch.Tensor]:
     saved: dict[str, torch.Tensor] = torch.load("ema_model.pt", weights_only=True)["model_state_dict"]
     return saved
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_averages_in_one_run_have_metrics_files_best_values_and_states_of_their_own(order: tuple[int, ...]) -> None:
+    def averages() -> list[ModelEmaCallback]:
+        return [ModelEmaCallback(0.5), ModelEmaCallback(0.95, name="slow_model"), SWACallback(0.3)]
+
+    alone = []
+    for callback in averages():
+        trainer = a_trainer(callback)
+        fit(trainer, num_epochs=3)
+        saved = torch.load(callback.save_path, weights_only=True)
+        metric = callback.watch_metric
+        alone.append((values_of(trainer.run_history)[metric], callback.best_metric, callback.best_metric_epoch, saved))
+        Path(callback.save_path).unlink()
+    for resumed in (False, True):
+        together = averages()
+        states = SaveTrainingStateCallback(save_every_n_epochs=1)
+        trainer = a_trainer(*[together[place] for place in order], states)
+        fit(trainer, num_epochs=3, resume_from="training_states/epoch_2" if resumed else None)
+        for callback, (values, best, epoch, saved) in zip(together, alone, strict=True):
+            assert values_of(trainer.run_history)[callback.watch_metric] == values
+            assert (callback.best_metric, callback.best_metric_epoch) == (best, epoch)
+            found = torch.load(callback.save_path, weights_only=True)
+            assert_same_weights(found["model_state_dict"], saved["model_state_dict"])
+            assert found[callback.watch_metric] == best
+    with pytest.raises(DuplicateCallbackError, match="Several averages are called 'ema_model'. Give each its own"):
+        fit(a_trainer(ModelEmaCallback(), ModelEmaCallback(save_path="other.pt")))
 
 
 @pytest.mark.parametrize(("accumulation", "decay"), [(1, 0.7), (2, 0.7), (1, 0.0), (1, 0.9999)])

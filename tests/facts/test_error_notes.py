@@ -1,5 +1,6 @@
 """Errors in a user's forward, loss or optimizer step tell where in the run they happened, with which batch, and why."""
 
+import contextlib
 import traceback
 import types
 from typing import Any
@@ -154,6 +155,33 @@ def test_common_mistakes_are_explained(name: str) -> None:
     make, loss_func, data, cause = CAUSES[name]
     note = note_of(lambda: trainer_of(make(), loss_func).train(data, 1, None, 4))
     assert cause in next(line for line in note.splitlines() if line.startswith("The usual cause")), note
+
+
+@pytest.mark.parametrize("evaluates", [lambda trainer, data: trainer.evaluate(data), Trainer.predict])
+def test_a_gradient_in_an_evaluation_names_the_evaluation_and_how_to_have_one(evaluates: Any) -> None:
+    class Physical(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            with torch.enable_grad() if self.allows else contextlib.nullcontext():
+                inputs = inputs.detach().requires_grad_()
+                return torch.autograd.grad(inputs.square().sum(), inputs)[0]
+
+        allows = False
+
+    model, data = Physical(), regression_data(4)[:1]
+    trainer = Trainer(model, lambda *_: torch.zeros(()), None, callbacks=())  # type: ignore[arg-type]
+    note = note_of(lambda: evaluates(trainer, (*data, *data)), RuntimeError)
+    assert "of an evaluation" in note.splitlines()[0] or "prediction" in note.splitlines()[0]
+    assert "The usual cause: Evaluations and predictions compute no gradients." in note
+    assert "torch.enable_grad()" in note
+    model.allows = True
+    evaluates(trainer, (*data, *data))
+
+
+def test_an_optimizer_with_a_closure_says_how() -> None:
+    trainer = Trainer(model := tiny_model(), nn.MSELoss(), torch.optim.LBFGS(model.parameters()), callbacks=())
+    note = note_of(lambda: trainer.train(regression_data(4), 1), TypeError)
+    assert note.startswith("This happened in the optimizer's step")
+    assert "`self.optimizer.step(closure)`" in note
 
 
 class FailsInACallback(TrainerCallback):

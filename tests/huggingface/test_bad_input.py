@@ -217,6 +217,11 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         ValueError,
         "no dataset to evaluate.*`eval_dataset`",
     ),
+    (
+        "a list of evaluation sets",
+        evaluated(parts={"eval_dataset": [Rows(2), Rows(3)]}),
+        *(ArgumentTypeError, "A list of 2 datasets could be several.*a dict with a name for each"),
+    ),
     ("no evaluation sets", evaluated(parts={"eval_dataset": {}}), DataError, "`eval_dataset` is a dict"),
     (
         "evaluations of nothing",

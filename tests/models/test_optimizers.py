@@ -337,6 +337,49 @@ def test_groups_of_parameters_by_pattern_without_decay_and_by_layer() -> None:
         param_groups(net, layer_decay=0.5)
 
 
+class WithClosure(InOrder):
+    """As on the page about optimizers."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.batch = batch
+        return super().calculate_train_batch_loss(batch)
+
+    def optimizer_step(self) -> None:
+        def closure() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss: torch.Tensor = super(WithClosure, self).calculate_train_batch_loss(self.batch)["loss"]
+            loss.backward()
+            return loss
+
+        self.optimizer.step(closure)
+
+
+def test_lbfgs_makes_the_steps_of_a_loop_by_hand_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    def run(resume_from: Path | None = None, **limits: Any) -> torch.Tensor:
+        model = new_model()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+        saving = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
+        trainer = WithClosure(model, nn.MSELoss(), optimizer, callbacks=[saving])
+        trainer.train(ROWS, 2, per_device_batch_size=8, resume_from=resume_from, **limits)
+        return flat(model)
+
+    expected = new_model()
+    optimizer = torch.optim.LBFGS(expected.parameters(), lr=0.5, max_iter=4)
+    for start in 2 * list(range(0, len(INPUTS), 8)):
+        rows = slice(start, start + 8)
+
+        def closure(rows: slice = rows) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (expected(INPUTS[rows]) - TARGETS[rows]).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    whole = run()
+    torch.testing.assert_close(whole, flat(expected), rtol=1e-12, atol=0)
+    assert torch.equal(run(tmp_path / "step_2"), whole)
+
+
 # ------------------------------------------------------------------------------------------------------------- modes
 
 schedulefree = pytest.importorskip("schedulefree")

@@ -166,6 +166,12 @@ for loss_func, name in (
     PARTS.append((train(parts=parts), ConfigurationError, [*words, "`calculate_train_batch_loss`"]))
     PARTS.append((lambda parts=parts: make(**parts).evaluate(DATA), ConfigurationError, [*words, "`calculate_eval_"]))  # type: ignore[misc]
 DATASETS: list[Case] = [
+    (
+        train(eval_dataset=[TensorDataset(*DATA)] * 2),
+        ArgumentTypeError,
+        ["A list of 2 datasets", "a dict with a name for each"],
+    ),
+    (train([TensorDataset(*DATA)] * 2), ArgumentTypeError, ["A list of 2 datasets", "ConcatDataset"]),
     (train(None), ArgumentTypeError, ["None is not a dataset", "torch Dataset"]),
     (train("path/to/data"), ArgumentTypeError, ["'path/to/data' is not a dataset"]),
     (train(eval_dataset=Rows), ArgumentTypeError, ["Rows'> is not a dataset"]),

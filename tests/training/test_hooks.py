@@ -1,5 +1,6 @@
 """When the methods that users override are looked up: a patch of the class or the trainer is seen from then on."""
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
-from tests.support.reference import assert_same_parameters, regression_data, tiny_model, tiny_trainer
+from tests.support.reference import assert_same_parameters, regression_data, sgd, tiny_model, tiny_trainer
 
 DATA = regression_data(11)
 ARGUMENTS: dict[str, Any] = {
@@ -252,3 +253,55 @@ def test_the_loop_sets_the_mode_before_a_hook_that_forgets_to_and_a_hook_may_set
     trainer.frozen = trainer.model[0]
     trainer.train(data, 1, per_device_batch_size=4)
     assert trainer.modes == [("train", True, False)]
+
+
+class Batches(nn.Module):
+    """Notes the modes of its parts in each batch of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.free = nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+        self.modes: list[tuple[bool, ...]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self.modes.append((self.training, self.frozen.training, self.free.training, self.free[1].training))
+        return self.free(self.frozen(inputs))  # type: ignore[no-any-return]
+
+
+class Evaluates(TrainerCallback):
+    """Evaluates by itself within the epoch, and forgets `train()`."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.get_model().frozen.eval()
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates in (1, 3):
+            if self.how == "request":
+                trainer.request_evaluation()
+            elif self.how == "by itself":
+                model = trainer.get_model().eval()
+                with torch.no_grad():
+                    model(torch.ones(4, 3).double())
+
+
+@pytest.mark.parametrize("how", ["not at all", "request", "by itself"])
+def test_a_callback_that_forgets_train_leaves_the_next_update_as_it_was_and_frozen_modules_frozen(how: str) -> None:
+    data, model = regression_data(8), Batches().double()
+    trainer = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[Evaluates(how)], seed=2)
+    said = "has left the model in evaluation mode"
+    with pytest.warns(UserWarning, match=said) if how == "by itself" else contextlib.nullcontext():
+        trainer.train(data, 2, data, per_device_batch_size=2)
+    assert model.modes == [(True, False, True, True)] * 8
+    model.modes.clear()
+    own = Trainer(model, nn.MSELoss(), sgd(model), callbacks=[InEvaluationMode()])
+    own.train(data, 1, per_device_batch_size=2)
+    assert model.modes == [(False, False, False, False)] * 4, "a user may train in evaluation mode"
+
+
+class InEvaluationMode(TrainerCallback):
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.get_model().eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,10 @@ class RecordMeansCallback(TrainerCallback):
     `calculate_eval_batch_loss` return: a number for the batch, or a tensor, whose mean is taken. They are recorded as
     ``train_<name>`` and ``eval_<name>``, and as ``intermediate_eval_<name>`` for evaluations within an epoch: means
     over the samples of all ranks. Nothing waits for the device before they are recorded, and a resumed epoch has the
-    same means. Put this callback before those that log.
+    same means. An entry of training may be absent in evaluations. Put this callback before those that log.
 
     Args:
-        names: of the entries.
+        names: of the entries, also in a list.
 
     Raises:
         HookOutputError: in a run, if there is no such entry.
@@ -42,15 +42,16 @@ class RecordMeansCallback(TrainerCallback):
     ranks_agree_after_each_update = False
     _told_apart_by = "names"
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    def __init__(self, *names: str | Iterable[str]) -> None:
+        self.names = tuple(name for each in names for name in ([each] if isinstance(each, str) else each))
         self._trackers: defaultdict[str, LossTracker] = defaultdict(LossTracker)
         self._restored: dict[str, list[float]] = {}  # sums and counts over all ranks, by name
         self._ranks: Any = None
+        self._has_trained = False
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin new means, unless the epoch is resumed."""
-        self._ranks = trainer.run_context.ranks
+        self._ranks, self._has_trained = trainer.run_context.ranks, True
         if trainer.run_state.updates_in_epoch == 0:
             self._begin("train_")
 
@@ -60,11 +61,12 @@ class RecordMeansCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch."""
-        self._add("train_", batch_output)
+        self._add("train_", batch_output, self.names)
 
     def on_eval_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
-        """Note the numbers of a batch."""
-        self._add(trainer.run_history.metric_name_prefix + "eval_", batch_output)
+        """Note the numbers of a batch; where the run has trained, those that are there."""
+        needed = () if self._has_trained or trainer.run_context.loaders.train is not None else self.names
+        self._add(trainer.run_history.metric_name_prefix + "eval_", batch_output, needed)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the means of the epoch."""
@@ -89,11 +91,13 @@ class RecordMeansCallback(TrainerCallback):
             self._trackers[prefix + name].reset()
             self._restored.pop(prefix + name, None)
 
-    def _add(self, prefix: str, batch_output: dict[str, Any]) -> None:
+    def _add(self, prefix: str, batch_output: dict[str, Any], needed: Iterable[str]) -> None:
         outputs = batch_output.get("model_outputs")
         found = {**(outputs if isinstance(outputs, Mapping) else {}), **batch_output}
         for name in self.names:
             if name not in found:
+                if name not in needed:
+                    continue
                 raise HookOutputError(
                     f"RecordMeansCallback finds no {name!r} among {list(found)}. Return it, or name it."
                 )

@@ -82,6 +82,7 @@ class SaveBestModelCallback(MetricJudge):
 
     _told_apart_by = "save_path"
     _kinds = KINDS_OF_BEST
+    _lost: list[Any] | None = None  # value and epoch of one whose weights are gone
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
@@ -94,13 +95,15 @@ class SaveBestModelCallback(MetricJudge):
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
                 f"not in {self.save_path} any more, so the search starts again. Put the file back to continue it.",
             )
+            self._lose(self.best_metric, self.best_metric_epoch)
             self._forget_best()
         if self.best_metric is None:
             tell_of_earlier(trainer, [Path(self.save_path)], "the best model of this run will replace it")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Load the best checkpoint, on every rank."""
-        if not self.load_saved_checkpoint:
+        """Load the best checkpoint, on every rank; say if the weights of a better one are gone."""
+        self._tell_of_lost(trainer)
+        if not self.load_saved_checkpoint or (self.best_metric is None and self._lost is not None):
             return
         if self.best_metric is None:
             warn_user(
@@ -125,12 +128,36 @@ class SaveBestModelCallback(MetricJudge):
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                 except InvalidCheckpointError as error:  # a state that is gone
                     warn_user(trainer.run_context.ranks, f"The best model so far is lost: keep more states. {error}")
+                    self._lose(values[-1], epoch)
                     return
                 self.best_metric, self.best_metric_epoch = values[-1], epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far, and one whose weights are gone."""
+        return super().state_dict() if self._lost is None else {**super().state_dict(), "lost": self._lost}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the search of the run that is being resumed."""
+        super().load_state_dict(state)
+        self._lost = state.get("lost")
 
     def _start_anew(self) -> None:
         if self.reset_on_train:
             self._forget_best()
+            self._lost = None
+
+    def _tell_of_lost(self, trainer: Trainer) -> None:
+        """Say that the best value of the run, by which callbacks may have stopped it, is not that of the weights."""
+        if self._lost is not None and self._watched.is_better(self._lost[0], self.best_metric):
+            warn_user(
+                trainer.run_context.ranks,
+                f"The best {self.watch_metric} was {format_number(self._lost[0])}, in epoch {self._lost[1]}, but its "
+                f"weights are gone: neither the model nor {self.save_path} has them.",
+            )
+
+    def _lose(self, value: float, epoch: int | None) -> None:
+        if self._lost is None or self._watched.is_better(value, self._lost[0]):
+            self._lost = [value, epoch]
 
     def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
         """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""

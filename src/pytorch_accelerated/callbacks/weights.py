@@ -13,7 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError
+from pytorch_accelerated.errors import ConfigurationError, DuplicateCallbackError, NonFiniteLossError
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
@@ -31,8 +31,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     """Keeps an exponential moving average of the model's weights, and saves the best one.
 
     The average starts as a copy of the model when a run begins, and is updated after each applied optimizer update. It
-    is evaluated after each evaluation of the model; the names of its metrics have the prefix ``ema_model_``. Training
-    states contain the average, so a resumed run continues it. The trainer's own model is never changed.
+    is evaluated after each evaluation of the model; the names of its metrics begin with its own name. Training states
+    contain the average, so a resumed run continues it. The trainer's own model is never changed.
 
     The file has the average as ``model_state_dict``, for `Trainer.load_checkpoint`, but no state of the optimizer or
     scheduler, because they belong to the model itself.
@@ -50,6 +50,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         greater_is_better: whether larger values are better.
         model_ema: creates the average from the model and ``decay``; a subclass of `ModelEma` can have another rule.
         callbacks: classes or instances whose events are fired while the average is evaluated.
+        name: of the average, with which its metrics begin, and after which its file is called. Each of several averages
+            in a run needs another one.
 
     Attributes:
         ema_model: the average, with its model as ``ema_model.module``; None before the first run.
@@ -61,7 +63,6 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     ranks_agree_after_each_update = False
 
-    _prefix = "ema_model_"  # of the names of its metrics
     _ema_model: Any = None  # a `ModelEma`, or a `ShardedEma`
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
@@ -70,13 +71,16 @@ class ModelEmaCallback(SaveBestModelCallback):
         self,
         decay: float = 0.99,
         evaluate_during_training: bool = True,
-        save_path: str | Path = "ema_model.pt",
-        watch_metric: str = "ema_model_eval_loss_epoch",
+        save_path: str | Path | None = None,
+        watch_metric: str | None = None,
         greater_is_better: bool = False,
         model_ema: Callable[..., ModelEma] = ModelEma,
         callbacks: Iterable[Any] = (),
+        name: str = "ema_model",
     ) -> None:
-        super().__init__(save_path, watch_metric, greater_is_better, load_saved_checkpoint=False)
+        path, metric = save_path or f"{name}.pt", watch_metric or f"{name}_eval_loss_epoch"
+        super().__init__(path, metric, greater_is_better, load_saved_checkpoint=False)
+        self.name = name
         self.save_optimizer = self.save_scheduler = False  # their states belong to the model itself
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
@@ -96,6 +100,8 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the average with a copy of the model, or continue that of the run that is being resumed."""
+        if [each.name for each in trainer.callback_handler if isinstance(each, ModelEmaCallback)].count(self.name) > 1:
+            raise DuplicateCallbackError(f"Several averages are called {self.name!r}. Give each its own `name`.")
         if self.evaluate_during_training:
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
@@ -123,7 +129,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         if is_training and not is_intermediate and self._is_measured(trainer):
             with self._as_module(trainer) as module:
                 trainer.run_context.evaluation_sets.evaluate_other_model(
-                    module, metric_name_prefix=self._prefix, callbacks=self.callbacks
+                    module, metric_name_prefix=f"{self.name}_", callbacks=self.callbacks
                 )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -133,6 +139,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it was never evaluated."""
+        self._tell_of_lost(trainer)
         if self.evaluate_during_training:
             return
         if not isinstance(self._average(trainer), ShardedEma):
@@ -188,15 +195,15 @@ class ModelEmaCallback(SaveBestModelCallback):
 class SWACallback(ModelEmaCallback):
     """Averages the weights that the model has at the ends of the last epochs: stochastic weight averaging.
 
-    The average is evaluated and saved at the end of the run; the names of its metrics have the prefix ``swa_model_``.
-    The statistics of its BatchNorm layers are computed anew before, in one pass over the training data; those of a
-    sharded model are averages, too. The trainer's own model is never changed. A rate that stays high, such as that of
-    torch's ``SWALR``, makes it useful.
+    The average is evaluated and saved at the end of the run; the names of its metrics begin with its own name. The
+    statistics of its BatchNorm layers are computed anew before, in one pass over the training data; those of a sharded
+    model are averages, too. The trainer's own model is never changed. A rate that stays high, such as that of torch's
+    ``SWALR``, makes it useful.
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).
         evaluate_during_training: whether there is an evaluation set on which to evaluate the average.
-        save_path, callbacks: see `ModelEmaCallback`.
+        save_path, callbacks, name: see `ModelEmaCallback`.
 
     Attributes:
         averaged_epochs: of how many epochs it is the average.
@@ -207,7 +214,6 @@ class SWACallback(ModelEmaCallback):
     Source: Izmailov et al. (2018), "Averaging weights leads to wider optima", arXiv 1803.05407.
     """
 
-    _prefix = "swa_model_"
     _kinds = {**KINDS_OF_BEST, "averaged_epochs": (int,)}
     on_optimizer_step_end = TrainerCallback.on_optimizer_step_end
 
@@ -215,13 +221,13 @@ class SWACallback(ModelEmaCallback):
         self,
         start: float = 0.75,
         evaluate_during_training: bool = True,
-        save_path: str | Path = "swa_model.pt",
+        save_path: str | Path | None = None,
         callbacks: Iterable[Any] = (),
+        name: str = "swa_model",
     ) -> None:
         if not 0 <= start < 1:
             raise ConfigurationError(f"`start` is {start}, but it is a share of the epochs: give 0 or more, below 1.")
-        name = "swa_model_eval_loss_epoch"
-        super().__init__(0.0, evaluate_during_training, save_path, watch_metric=name, callbacks=callbacks)
+        super().__init__(0.0, evaluate_during_training, save_path, callbacks=callbacks, name=name)
         self.start = start
         self.averaged_epochs = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.data.updates import RunLoader
@@ -105,6 +105,7 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
         raise ArgumentTypeError(
             "A list is a sequence of samples, so this one of two arrays has two samples. For columns, pass a tuple."
         )
+    refuse_several(dataset)
     if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
@@ -116,6 +117,22 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
             "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
         )
     as_array_dataset(dataset)  # refuses arrays of different lengths
+
+
+def refuse_several(dataset: Any) -> None:
+    """Refuse a list of datasets, which has no rows.
+
+    Raises:
+        ArgumentTypeError: if it is one.
+    """
+    if type(dataset) not in (list, tuple) or not dataset:
+        return
+    if all(isinstance(each, (Dataset, DataLoader)) or hasattr(each, "column_names") for each in dataset):
+        raise ArgumentTypeError(
+            f"A {type(dataset).__name__} of {len(dataset)} datasets could be several, or one of all their rows. For "
+            "several evaluation sets, pass a dict with a name for each; for all rows, "
+            "`torch.utils.data.ConcatDataset(...)` of them."
+        )
 
 
 def named_sets(dataset: Any) -> dict[str, Any]:

@@ -40,6 +40,9 @@ _CAUSES = {
     "dataset, with `.float()` or `astype('float32')`.",
     r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is no tensor, "
     "because its rows are text or other objects: turn them into numbers in the dataset.",
+    r"missing 1 required positional argument: 'closure'": "Optimizers such as LBFGS compute the loss several times a "
+    "step: override `optimizer_step`, and call `self.optimizer.step(closure)` there, with a function that computes it "
+    "again (docs/how_to/optimizers.md has one).",
     r"does not require grad|has no attribute 'backward'": "The loss depends on nothing that is trained. Return it "
     "without `.item()` or `.detach()`, and check that parameters of the model have `requires_grad=True`.",
     r"backward through the graph a second time": "A hook calls `backward()` itself, which the trainer does after it; "
@@ -47,6 +50,7 @@ _CAUSES = {
     r"same device|expected device|Expected object of device type": "A tensor is on another device than the rest: "
     "create tensors in forward with `device=inputs.device`, and move a loss function with weights to `trainer.device`.",
 }
+_WITHOUT_GRADIENTS = ("calculate_eval_batch_loss", "calculate_predict_batch_outputs")
 _MOST_ITEMS = 8
 
 
@@ -70,6 +74,10 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     ]
     message = f"{type(error).__name__}: {error}"
     cause = next((text for pattern, text in _CAUSES.items() if re.search(pattern, message)), None)
+    if "does not require grad" in message and hook in _WITHOUT_GRADIENTS:
+        cause = (
+            "Evaluations and predictions compute no gradients. Where one is needed, use `with torch.enable_grad():`."
+        )
     # Our own errors explain themselves.
     if cause is not None and not isinstance(error, PytorchAcceleratedError):
         lines.append(f"The usual cause: {cause}")

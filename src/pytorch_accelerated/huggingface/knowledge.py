@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from pytorch_accelerated.data.building import refuse_several
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.warning import stacklevel_of_user
@@ -197,6 +198,7 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
     """Reject a missing dataset, or one without rows."""
     if dataset is None:
         raise ConfigurationError(f"There is no dataset to {purpose}. Pass `{argument}`.")
+    refuse_several(dataset)
     if isinstance(dataset, Mapping):
         raise DataError(f"`{argument}` is a dict, which has no rows to {purpose}. Pass one of its datasets.")
     if hasattr(dataset, "__len__") and not len(dataset):

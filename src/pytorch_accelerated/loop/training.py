@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytorch_accelerated.data.adapting import empty_loader_error
 from pytorch_accelerated.data.planned_loader import PlannedLoader
@@ -22,6 +23,7 @@ from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.loop.saves import Requests
 from pytorch_accelerated.loop.step import Step
 from pytorch_accelerated.loop.variants import make_step
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.record.warning import warn_user
@@ -53,6 +55,8 @@ class Training:
     kind_of_step: type[Step] = Step
     #: Whether the loop makes step records of its losses.
     has_step_records = True
+    #: Whether the loop gives a model that was left in evaluation mode the modes of training again.
+    keeps_modes = True
     #: How users set the number of workers.
     way_to_give_workers = 'train_dataloader_kwargs={{"num_workers": {0}}}, or DataLoader(..., num_workers={0})'
 
@@ -64,6 +68,7 @@ class Training:
         self.all_agree_after_each_update = False
         self._updates_between_looks = UPDATES_BETWEEN_READINGS
         self._updates_before = 0
+        self._trained: nn.Module | None = None
         self._updates_of_epoch: int | None = None
         context.losses = LossTracker() if context.settings.nonfinite_policy is None else FiniteLossTracker()
 
@@ -204,7 +209,27 @@ class Training:
         updates = loader.updates(
             start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=context.count_items
         )
+        self._note_modes()
         return updates if context.settings.limit is None else self._up_to_limit(updates)
+
+    def _note_modes(self) -> None:
+        """Note which modules are in evaluation mode while the pass begins: the user keeps them there."""
+        module = bare_model(self.context.model)
+        is_trained = self.keeps_modes and isinstance(module, nn.Module) and module.training
+        self._trained = module if is_trained else None
+        self._in_evaluation = [part for part in module.modules() if not part.training] if is_trained else []
+
+    def _train_again(self) -> None:
+        """Restore the modes that the model had when the pass began: a callback has forgotten to."""
+        self.context.model.train()
+        for part in self._in_evaluation:
+            part.training = False
+        warn_user(
+            self.context.ranks,
+            "A callback or hook has left the model in evaluation mode within an epoch of training: its modules have "
+            "the modes again that they had when the epoch began. Call `model.train()` after an evaluation of your own, "
+            "or let the trainer evaluate: `trainer.request_evaluation()`.",
+        )
 
     def _up_to_limit(self, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates until the run is at its limit."""
@@ -218,6 +243,8 @@ class Training:
 
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
+        if self._trained is not None and not self._trained.training:
+            self._train_again()
         context, requests = self.context, self.requests
         state, stopping = context.state, context.stopping
         stopping.end_startup()

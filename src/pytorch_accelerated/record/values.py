@@ -21,7 +21,9 @@ Place = TypeVar("Place")
 
 _KIND = re.compile(r"\A(?:(?:intermediate_)?eval(?:uation)?_)?")  # it matches every name
 # The prefix of a name says what was measured on: train_loss_epoch and ema_model_eval_loss_epoch are both losses.
-_ROLES = re.compile("(?:(?:ema_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*")
+_ROLES = re.compile(
+    "(?:(?:(?:ema|swa)_model|intermediate|training|train|evaluation|eval|validation|valid|val|test)[_/])*"
+)
 # The one table of directions: whoever shows, keeps, compares or warns of a best value asks `greater_is_better`.
 _LESS_IS_BETTER = re.compile(
     "loss|logloss|nll|error|err|(r|nr)?mse|n?mae|s?mape|(r?ms)le|perplexity|ppl|bpc|bpb|[cmpw]er|eer|brier|ece|fid|lpips"

@@ -14,7 +14,7 @@ from pytorch_accelerated.record.text import format_number
 from pytorch_accelerated.record.values import MetricRecord, greater_is_better, is_scalar, role_and_quantity
 from pytorch_accelerated.record.warning import warn_user
 
-_OF_EVALUATION = ("eval_", "intermediate_", "ema_model_")
+_OF_EVALUATION = ("eval_", "intermediate_", "ema_model_", "swa_model_")
 
 PLATEAU = "The ReduceLROnPlateau", ('mode="min"', 'mode="max"')
 
