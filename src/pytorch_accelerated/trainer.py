@@ -455,7 +455,7 @@ class Trainer(TrainerHooks):
                 run continues. It is complete before the next one starts and before `on_training_run_end`; errors until
                 then are raised in between. Outside of a run it is written at once.
         """
-        context, folder, extra = self.run_context, Path(output_dir), dict(checkpoint_kwargs or {})
+        context, folder, extra = self.run_context, Path(output_dir).absolute(), dict(checkpoint_kwargs or {})
         if context.is_at_work and context.training is not None and context.training.requests.defers_saves:
             context.training.requests.states.append((folder, extra, background))
         else:

@@ -126,7 +126,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._last_place = self._rows[-1].place if self._rows else self._last_place
         if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
             return
-        is_whole = self.path.is_file() and self.path.stat().st_size >= self._size_bytes
+        path = self._absolute(self.path)
+        is_whole = path.is_file() and path.stat().st_size >= self._size_bytes
         if self._begins_anew or (self._size_bytes and not is_whole):
             self._columns, self._size_bytes = (), 0
             if not self._is_evaluating:
@@ -147,10 +148,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
         size_bytes = start + len(data)
         data += self._lines([row.values for row in unsettled], columns).encode()
         if is_whole:
-            with replacing(self.path) as file:
+            with replacing(self._absolute(self.path)) as file:
                 disk.write(file, data)
         else:
-            with open(self.path, "r+b", buffering=0) as file:
+            with open(self._absolute(self.path), "r+b", buffering=0) as file:
                 file.seek(start)
                 disk.write(file, data)
                 file.truncate()
@@ -170,7 +171,7 @@ class CSVLoggerCallback(_FileLogger):
         header = {name: _text_in_cell(name) for name in columns}
         rows: list[Mapping[str, Any]] = []
         if self._size_bytes:
-            text = self.path.read_bytes()[: self._size_bytes].decode()
+            text = self._absolute(self.path).read_bytes()[: self._size_bytes].decode()
             _, *cells = csv.reader(io.StringIO(text, newline=""))
             rows = [dict(zip(self._columns, row, strict=True)) for row in cells]
         return self._lines([header, *rows], columns)
@@ -189,7 +190,7 @@ class JSONLoggerCallback(_FileLogger):
     """
 
     def _beginning(self, columns: Sequence[str]) -> str:
-        return self.path.read_bytes()[: self._size_bytes].decode() if self._size_bytes else ""
+        return self._absolute(self.path).read_bytes()[: self._size_bytes].decode() if self._size_bytes else ""
 
     def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,7 +159,7 @@ class ProfilerCallback(TrainerCallback):
     ) -> None:
         for name, value in {"wait": wait, "warmup": warmup, "active": active}.items():
             check_positive_count(name, value)
-        self.output_dir = Path(output_dir)
+        self.output_dir = self._absolute(output_dir)
         self.wait, self.warmup, self.active = wait, warmup, active
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from pytorch_accelerated.record.text import folded, format_number
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
-from pytorch_accelerated.states.disk import is_url, resolved
+from pytorch_accelerated.states.disk import is_url, resolved, working_folder
 from pytorch_accelerated.states.layout import STATE_NAME, Manifest
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
@@ -89,7 +90,9 @@ class SaveBestModelCallback(MetricJudge):
         self._refuse_shared_path(trainer)
         super().on_training_run_start(trainer, **kwargs)
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
-        if self.best_metric is not None and not trainer.run_context.ranks.from_first(Path(self.save_path).is_file()):
+        if self.best_metric is not None and not trainer.run_context.ranks.from_first(
+            self._absolute(self.save_path).is_file()
+        ):
             warn_user(
                 trainer.run_context.ranks,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
@@ -98,7 +101,7 @@ class SaveBestModelCallback(MetricJudge):
             self._lose(self.best_metric, self.best_metric_epoch)
             self._forget_best()
         if self.best_metric is None:
-            tell_of_earlier(trainer, [Path(self.save_path)], "the best model of this run will replace it")
+            tell_of_earlier(trainer, [self._absolute(self.save_path)], "the best model of this run will replace it")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Load the best checkpoint, on every rank; say if the weights of a better one are gone."""
@@ -112,7 +115,7 @@ class SaveBestModelCallback(MetricJudge):
             )
             return
         trainer.run_context.ranks.wait()  # other ranks read what the first of their node may still be writing
-        trainer.load_checkpoint(self.save_path)
+        trainer.load_checkpoint(self._absolute(self.save_path))
         value = f"{self.watch_metric} {format_number(self.best_metric)}"
         trainer.print(folded(f"Loaded the weights of epoch {self.best_metric_epoch} ({value}) from {self.save_path}"))
 
@@ -123,7 +126,7 @@ class SaveBestModelCallback(MetricJudge):
     def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            with trainer.run_context.saves.attempt(self.save_path):
+            with trainer.run_context.saves.attempt(self._absolute(self.save_path)):
                 try:
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                 except InvalidCheckpointError as error:  # a state that is gone
@@ -163,10 +166,13 @@ class SaveBestModelCallback(MetricJudge):
         """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""
         if state is not None:
             names = ["model", *["optimizer"] * self.save_optimizer, *["scheduler"] * self.save_scheduler]
-            save_parts(self.save_path, trainer.run_context.ranks, state, names, entries)
+            save_parts(self._absolute(self.save_path), trainer.run_context.ranks, state, names, entries)
             return
         trainer.save_checkpoint(
-            self.save_path, entries, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+            self._absolute(self.save_path),
+            entries,
+            save_optimizer=self.save_optimizer,
+            save_scheduler=self.save_scheduler,
         )
 
     def _forget_best(self) -> None:
@@ -174,7 +180,7 @@ class SaveBestModelCallback(MetricJudge):
 
     def _refuse_shared_path(self, trainer: Trainer) -> None:
         savers = [each for each in trainer.callback_handler if isinstance(each, SaveBestModelCallback)]
-        if len({Path(each.save_path).resolve() for each in savers}) < len(savers):
+        if len({each._absolute(each.save_path).resolve() for each in savers}) < len(savers):
             paths = [str(each.save_path) for each in savers]
             raise DuplicateCallbackError(f"Callbacks would replace each other's file: `save_path` of them is {paths}.")
 
@@ -260,7 +266,7 @@ class SaveTrainingStateCallback(StateSaver):
                 f"`local_dir` is {local_dir}, but `save_dir` is local too: {save_dir}. Leave it out."
             )
         self.save_dir = save_dir
-        self.local_dir = local_dir
+        self.local_dir = None if local_dir is None else self._absolute(local_dir)
         self.storage_timeout = storage_timeout
         self.policy = SavePolicy(
             every_n_updates=save_every_n_steps,
@@ -338,7 +344,7 @@ class SaveTrainingStateCallback(StateSaver):
     def folder(self) -> Path:
         """The local folder of the states: `save_dir`, or where they are until they are uploaded."""
         if not is_url(self.save_dir):
-            return Path(self.save_dir)
+            return self._absolute(self.save_dir)
         local = _object_storage().default_local_folder(str(self.save_dir)) if self.local_dir is None else self.local_dir
         return Path(local)
 
@@ -399,16 +405,17 @@ def tell_of_earlier(trainer: Trainer, paths: Sequence[Path], fate: str) -> None:
 
     Args:
         trainer: the trainer of the run, which is not a resumed one.
-        paths: where they may be.
+        paths: where they may be; absolute.
         fate: says what this run will do to them.
     """
     times = {path.stat().st_mtime: path for path in paths if path.exists()}
-    if not times or times[max(times)].absolute() in _told:  # in a notebook, a cell is run many times
+    if not times or times[max(times)] in _told:  # in a notebook, a cell is run many times
         return
     newest = times[max(times)]
-    _told.add(newest.absolute())
+    _told.add(newest)
+    shown = str(newest).removeprefix(os.path.join(working_folder(), ""))
     trainer.print(
-        folded(f"{newest} is from an earlier run ({datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}): {fate}")
+        folded(f"{shown} is from an earlier run ({datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}): {fate}")
     )
 
 
@@ -451,13 +458,13 @@ class WSDCheckpointCallback(TrainerCallback):
             CheckpointError: if the state is missing, damaged, or of another model.
         """
         scheduler = _scheduler_of(trainer)
-        trainer.run_context.saves.claim_folder(self.save_dir)
+        trainer.run_context.saves.claim_folder(self._absolute(self.save_dir))
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
-            _load_initial(trainer, self.initial_checkpoint)
+            _load_initial(trainer, self._absolute(self.initial_checkpoint))
             scheduler.step_update(0)
         elif not is_resumed:
-            earlier = list(Path(self.save_dir).glob("checkpoint_*_wsd_*"))
+            earlier = list(self._absolute(self.save_dir).glob("checkpoint_*_wsd_*"))
             tell_of_earlier(trainer, earlier, "this run will replace those at the same steps")
         self._last_step = scheduler.get_current_step()
 
@@ -470,9 +477,9 @@ class WSDCheckpointCallback(TrainerCallback):
         self._last_step = step
         for period in scheduler.get_decay_info():
             if step == period["pre_decay_step"]:
-                trainer.save_training_state(Path(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
+                trainer.save_training_state(self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
             if step == period["period_end"]:
-                path = Path(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
+                path = self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
                 with trainer.run_context.saves.attempt(path):
                     trainer.save_checkpoint(
                         path,

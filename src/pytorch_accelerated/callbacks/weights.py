@@ -106,7 +106,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
             self._refuse_shared_path(trainer)
-            tell_of_earlier(trainer, [Path(self.save_path)], "the average of this run will replace it")
+            tell_of_earlier(trainer, [self._absolute(self.save_path)], "the average of this run will replace it")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None

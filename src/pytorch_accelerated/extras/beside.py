@@ -44,7 +44,7 @@ class EvaluateBesideCallback(TrainerCallback):
     takes_part_in_preflight = False
 
     def __init__(self, states_folder: str | Path = "training_states", max_wait_seconds: float = 3600.0) -> None:
-        self.states_folder = Path(states_folder)
+        self.states_folder = self._absolute(states_folder)
         self.max_wait_seconds = max_wait_seconds
         self._entered = 0  # updates of the last state with a value
         self._done: set[str] = set()  # states that have their value, or belong to other runs

@@ -53,7 +53,7 @@ class OptunaCallback(TrainerCallback):
         self.states: Path | None = None
         if folder is not None and trial is not None:
             retried = _first_attempt(self._optuna.storages, trial)
-            self.states = Path(folder) / f"trial_{trial.number if retried is None else retried}"
+            self.states = self._absolute(folder) / f"trial_{trial.number if retried is None else retried}"
         self._reported = 0  # the last epoch
         self._is_pruned = False
 

@@ -126,7 +126,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
 
     def _request(self, trainer: Trainer, name: str) -> None:
         super()._request(trainer, name)
-        self._state = Path(self.save_dir) / name
+        self._state = self.folder / name
         self._due = self._due or self._place(trainer)
 
     def _request_final(self, trainer: Trainer) -> None:

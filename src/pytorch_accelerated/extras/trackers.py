@@ -431,7 +431,7 @@ class TrackerCallback(TrainerCallback):
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._trackers = make_trackers(trackers)
-        self.folder = Path(folder)
+        self.folder = self._absolute(folder)
         self.project = project
         self.run_name = run_name
         self.hyperparameters = dict(hyperparameters or {})

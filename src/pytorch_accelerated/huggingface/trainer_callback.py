@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from pytorch_accelerated.huggingface.events import RunEnd
 from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCallback
 from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
-from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, warn
+from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, placed, warn
 from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
 from pytorch_accelerated.record.history import LoggedHistory, is_about_the_run, is_summary
 from pytorch_accelerated.record.text import (
@@ -315,7 +314,7 @@ class ProgressCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Note the checkpoint."""
-        self._saved = Path(str(args.output_dir)) / checkpoint_name(state.global_step)
+        self._saved = output_dir_of(args) / checkpoint_name(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Remove all bars, and sum the run up."""
@@ -493,10 +492,10 @@ class TensorBoardCallback(_Recorder):
 
     def _folder(self, args: Any) -> str:
         if args.logging_dir is not None:
-            return str(args.logging_dir)
+            return str(placed(args, args.logging_dir))
         usual = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
         self.run_name = self.run_name or args.run_name or usual
-        return os.path.join(args.output_dir, "runs", self.run_name)
+        return str(output_dir_of(args) / "runs" / self.run_name)
 
 
 def tag_of(name: str) -> str:
@@ -541,7 +540,7 @@ class ReportingCallback(_Recorder):
     def _open(self, args: Any, state: Any, repeats_from: int | None = None) -> None:
         if self._records is not None:
             return
-        folder = Path(args.logging_dir or os.path.join(args.output_dir, "runs"))
+        folder = placed(args, args.logging_dir or output_dir_of(args) / "runs")
         self.run_name = self.run_name or args.run_name or self._library.new_run_name()
         self._records = records = self._library.OpenRecords(warn, lambda: state.global_step)
         for tracker in self._trackers:

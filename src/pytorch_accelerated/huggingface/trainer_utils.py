@@ -100,7 +100,12 @@ _CHECKPOINT_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")
 
 def output_dir_of(args: TrainingArguments) -> Path:
     """The folder of a run."""
-    return Path(str(args.output_dir))  # the arguments fill in its default
+    return placed(args, str(args.output_dir))  # the arguments fill in its default
+
+
+def placed(args: TrainingArguments, path: str | os.PathLike[str]) -> Path:
+    """A path among the arguments, as it was meant when they were made."""
+    return Path(getattr(args, "_made_in", ""), path)
 
 
 def checkpoint_name(step: int) -> str:

@@ -30,6 +30,7 @@ from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as Sav
 from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
 from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp
 from pytorch_accelerated.ranks.accelerators import process_state
+from pytorch_accelerated.states.disk import working_folder
 
 logger = logging.getLogger("pytorch_accelerated.huggingface")
 # Attributes of transformers' arguments that scripts read and that aren't arguments here.
@@ -57,6 +58,7 @@ class TrainingArguments(Arguments):
     """
 
     def __post_init__(self) -> None:
+        self._made_in = working_folder()  # to which relative paths belong, whatever becomes of it
         complete(self)
         self.check()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pytorch_accelerated.facts.order import EVENTS as EVENTS
+from pytorch_accelerated.states.disk import working_folder
 
 if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer as Trainer
@@ -53,6 +55,7 @@ class TrainerCallback:
     #: Whether a second callback of the very same class is left out without an error.
     counts_once: bool = False
 
+    _made_in = ""
     _told_apart_by = ""  # the attribute in which callbacks of one class differ
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -199,6 +202,16 @@ class TrainerCallback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned in the run that is being resumed."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Note the working folder, to which relative paths belong. It may change, or go, during the run."""
+        made = super().__new__(cls)
+        made._made_in = working_folder()
+        return made
+
+    def _absolute(self, path: str | os.PathLike[str]) -> Path:
+        """A path that the callback was given."""
+        return Path(self._made_in, path)
 
     @property
     def state_key(self) -> str:

@@ -127,6 +127,14 @@ def explained_reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def working_folder() -> str:
+    """The working folder; "" if it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 def is_url(place: object) -> bool:
     """Whether `place` is the URL of a folder, rather than a path."""
     return isinstance(place, str) and "://" in place

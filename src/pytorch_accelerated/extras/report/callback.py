@@ -104,7 +104,7 @@ class ReportCallback(TrainerCallback):
     def _repr_html_(self) -> str:
         """For notebooks: the page, in a frame of its own."""
         try:
-            page = self.path.read_text(encoding="utf-8")
+            page = self._absolute(self.path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return f"<div>{html.escape(repr(self))}: there is no page yet. Train first.</div>"
         style = "width:100%;height:44em;border:1px solid rgba(128,128,128,.5);border-radius:.4em"
@@ -366,7 +366,7 @@ class ReportCallback(TrainerCallback):
             contents.state |= {"seconds": began - self._started, "skipped_updates": skipped}
         contents.state |= {"updated": time.time(), "seconds_between_writes": self.seconds_between_writes}
         try:
-            write_page([contents], contents.name, self.path)
+            write_page([contents], contents.name, self._absolute(self.path))
         finally:
             ended = time.monotonic()
             self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)

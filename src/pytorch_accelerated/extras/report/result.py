@@ -207,7 +207,7 @@ class ResultCallback(TrainerCallback):
             "config": config,
             "notes": self.notes,
         }
-        write_whole(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", self.path)
+        write_whole(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", self._absolute(self.path))
 
     def _best(self, trainer: Trainer) -> dict[str, Any] | None:
         """The best value with its place; None before the first one."""
@@ -224,5 +224,6 @@ def _files_of(callbacks: Iterable[Any]) -> dict[str, str]:
     files: dict[str, str] = {}
     for callback in callbacks:
         for what, path in callback.saved_places().items() if hasattr(callback, "saved_places") else ():
-            files[f"{what} {path}" if what in files else what] = os.path.abspath(path)
+            place = path if "://" in path else os.path.join(getattr(callback, "_made_in", ""), path)
+            files[f"{what} {path}" if what in files else what] = place
     return files

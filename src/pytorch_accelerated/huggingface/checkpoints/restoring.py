@@ -61,16 +61,20 @@ def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | Non
     if source is None or source is False:
         agree_on_resuming(None, ranks)
         return None
-    path = None if source is True else Path(source)
+    path = None if source is True else Path(source).absolute()
     agree_on_resuming(path or output_dir, ranks)
     return ranks.do_on_first(lambda: find_checkpoint(path, output_dir))
 
 
-def restore_state(state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks) -> None:
-    """Restore counts, log history and best model of a checkpoint. What follows from arguments may have changed."""
+def restore_state(
+    state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks, folder: Path
+) -> None:
+    """Restore counts, log history and best model of the checkpoint `folder`. What follows from arguments may differ."""
     for name in _KEPT:
         setattr(state, name, getattr(saved, name))
     best = state.best_model_checkpoint
+    if best is not None and not ranks.from_first(Path(best).is_dir()):  # the folder may have moved
+        best = state.best_model_checkpoint = str(folder.with_name(Path(best).name))
     if best is not None and not ranks.from_first(Path(best).is_dir()):
         warn_user(
             ranks,

@@ -55,7 +55,7 @@ class CheckpointStates(States):
         else:
             load_weights = functools.partial(face._load_from_checkpoint, str(state))
             take_over_foreign(context.trainer, state, saved.global_step, load_weights)
-        restore_state(face.state, saved, face.args, context.ranks)
+        restore_state(face.state, saved, face.args, context.ranks, state)
         face._load_callback_state()
         if face.args.ignore_data_skip:
             context.state.samples_in_epoch = context.state.batches_in_epoch = 0
