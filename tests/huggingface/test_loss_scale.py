@@ -92,6 +92,20 @@ def copied_step(base: Any) -> Any:
     return CopiedStep
 
 
+def dividing_step(base: Any) -> Any:
+    class DividingStep(base):
+        """A step that divides whatever it gets, as many public ones do."""
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch)
+            loss = loss / self.args.gradient_accumulation_steps
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    return DividingStep
+
+
 def divided(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     return nn.functional.mse_loss(outputs[0], labels, reduction="sum") / num_items_in_batch
 
@@ -141,6 +155,11 @@ SAME: dict[str, tuple[Any, ...]] = {
     "added to that of the super class": (Tokens, with_penalty),
     "a copied step": (Tokens, copied_step),
     "a copied step, of a mean": (Regression, copied_step),
+    "a copied step, of a model that ignores the number": (AnyKeyword, copied_step),
+    "a step that divides": (Regression, dividing_step),
+    "a step that divides, of a model that ignores the number": (AnyKeyword, dividing_step),
+    "a step that divides, of a model that does, too": (Tokens, dividing_step),
+    "a step that divides, of a loss function that does, too": (Regression, dividing_step, divided),
 }
 
 
@@ -164,7 +183,6 @@ def test_the_loss_has_the_scale_that_it_has_in_transformers(name: str, steps: in
 EXACT: dict[str, tuple[Any, ...]] = {
     "a mean of a model that takes any keyword": (AnyKeyword, plain),
     "that with a penalty": (AnyKeyword, with_penalty),
-    "that in a copied step": (AnyKeyword, copied_step),
     "that in the outputs": (ReturnsDict, with_loss_in_outputs),
 }
 
@@ -228,3 +246,21 @@ def test_a_batch_without_labels_adds_nothing_to_its_update(tmp_path: Path) -> No
     assert_same_parameters(parts.model, whole.model, tolerance=1e-6)
     with pytest.raises(DataError, match="An update has no items at all"):
         trained_on(*range(6, 12), **pieces)
+
+
+class CountsItems(Trainer):
+    """Says that an item is what it is by default, so that evaluations go by it, too."""
+
+    def count_items(self, batch: Any) -> Any:
+        return super().count_items(batch)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 24])
+def test_the_loss_of_an_evaluation_may_be_the_mean_over_labels(batch_size: int, tmp_path: Path) -> None:
+    rows = Rows(23)
+    rows.labels[::3] = -100
+    model = MeanOverLabels()
+    trainer = make_trainer(tmp_path, kind=CountsItems, parts={"model": model}, per_device_eval_batch_size=batch_size)
+    with torch.no_grad():
+        errors = (model.linear(rows.x).double() - rows.labels.double()).square()
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(errors[rows.labels != -100].mean().item(), rel=1e-6)

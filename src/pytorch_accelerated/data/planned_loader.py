@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.fetching import BatchFetcher
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
-    CountItems,
     DeviceFeed,
     ItemWeight,
     MicroBatch,
@@ -88,9 +88,7 @@ class PlannedLoader(RunLoader):
         for update in self.updates():
             yield from (micro.batch for micro in update.micro_batches if not micro.is_borrowed)
 
-    def updates(
-        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
-    ) -> Iterator[Update]:
+    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
         order, all_windows = self.windows(start, batches_done)
         windows, planned = itertools.tee(all_windows)
         host_batches = self._fetch(order, planned, borrows=True)
@@ -102,13 +100,15 @@ class PlannedLoader(RunLoader):
                 began = time.perf_counter()
                 host = list(itertools.islice(host_batches, len(sizes)))
                 self.waiting.seconds += time.perf_counter() - began
-                counts = [items_of(batch, count_items) if size else 0 for size, batch in zip(sizes, host, strict=True)]
-                weights, items = self._weights_of_items(counts, sizes)
+                pairs = zip(host, sizes, strict=True)
+                counts = [items_of(batch, size, count_items) if size else 0 for batch, size in pairs]
+                weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
                 batches = self._feed(iter(host))
-            yield Update(self._micro_batches(window, batches, weights), window.size, items)
+            has_rows = count_items is not None and count_items.counts_rows
+            yield Update(self._micro_batches(window, batches, weights, has_rows), window.size, items)
 
     def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None
+        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None, has_rows: bool
     ) -> Iterator[MicroBatch]:
         """The batches of an update. Without `weights`, each is weighted by its share of the samples."""
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
@@ -119,20 +119,26 @@ class PlannedLoader(RunLoader):
             size = cells[ranks.index].size
             weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            yield MicroBatch(batch, size or 1, weight, index == last, not size, has_empty_rank, items)
+            samples = items if has_rows and size else size or 1
+            yield MicroBatch(batch, samples, weight, index == last, not size, has_empty_rank, items)
 
-    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
+    def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
-        windows, planned = itertools.tee(itertools.islice(self._rounds(order), self.max_batches))
-        batches = self._feed(with_items(self._fetch(order, planned, borrows=borrows), count_items))
+        windows, planned, measured = itertools.tee(itertools.islice(self._rounds(order), self.max_batches), 3)
+        sizes: Iterator[int] = (cells[self._ranks.index].size for window in measured for cells in window.rounds)
+        sized = zip(
+            self._fetch(order, planned, borrows=borrows), sizes if borrows else filter(None, sizes), strict=False
+        )
+        batches = self._feed(with_items(sized, count_items))
         for window in windows:
             (cells,) = window.rounds
             start, size = cells[self._ranks.index]
             began = time.perf_counter()
-            batch, items = next(batches) if size or borrows else (None, None)
+            batch, _, items = next(batches) if size or borrows else (None, None, None)
             self.waiting.seconds += time.perf_counter() - began
             has_empty_rank = self._ranks.count > 1 and not all(cell.size for cell in cells)
-            yield Round(batch, start, size or 1, has_empty_rank, not size, items)
+            samples = items if count_items is not None and count_items.counts_rows and size else size or 1
+            yield Round(batch, start, samples, has_empty_rank, not size, items)
 
     def _fetch(self, order: EpochOrder, windows: Iterator[Window], *, borrows: bool) -> Iterator[Any]:
         """This rank's host batches, one sample in place of an empty cell if it `borrows`, else none."""

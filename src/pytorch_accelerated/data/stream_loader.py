@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
+from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.fetching import StreamFetcher
 from pytorch_accelerated.data.updates import (
-    CountItems,
     DeviceFeed,
     ItemWeight,
     MicroBatch,
@@ -102,9 +102,7 @@ class StreamLoader(RunLoader):
         self._fetcher.load_state_dict({**state, "state": inner})
         self._previous = state["borrowed"]
 
-    def updates(
-        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
-    ) -> Iterator[Update]:
+    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
         """The updates of a training pass; see `RunLoader.updates`.
 
         All batches of an update are read ahead, into host memory unless there is only one, so that all ranks know how
@@ -155,13 +153,14 @@ class StreamLoader(RunLoader):
         return [batches for batches, _ in everyones], [None if each == _UNKNOWN else each for _, each in everyones]
 
     def _weights(
-        self, host: list[Any], sizes: list[int | None], total: int | None, count_items: CountItems | None
+        self, host: list[Any], sizes: list[int | None], total: int | None, count_items: Counter | None
     ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
         """The weights of the batches of an update, and its items; batches after the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
-            counts = [items_of(batch, count_items) for batch in host[: len(sizes)]]
-            return self._weights_of_items([*counts, *borrowed], [*sizes, *borrowed])
+            counts = [items_of(batch, size, count_items) for batch, size in zip(host, sizes, strict=False)]
+            numbers = [*counts, *borrowed], [*sizes, *borrowed]
+            return self._weights_of_items(*numbers, are_tokens=count_items.are_tokens)
         if total is None:
             return [ItemWeight(1.0 if len(host) == self._ranks.count == 1 else None)] * len(host), None
         return [ItemWeight(self._ranks.count * (size or 0) / total) for size in [*sizes, *borrowed]], None
@@ -177,7 +176,7 @@ class StreamLoader(RunLoader):
             weight, items = weights[index]
             yield MicroBatch(batch, samples, weight, index == last, is_borrowed, has_empty_rank, items)
 
-    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
+    def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         batches = itertools.islice(self._measured_batches(self._feed, count_items), self.max_batches)
         position = 0
         previous: Any = None
@@ -193,17 +192,18 @@ class StreamLoader(RunLoader):
                 self._refuse_no_batch_at_all(sizes)
             start = position + sum(sizes[: self._ranks.index])
             previous = batch if size != 0 else previous if borrows else None
+            if count_items is not None and count_items.counts_rows:
+                samples = items
             yield Round(previous, start, samples, not all(sizes), size == 0, items)
             position += sum(sizes)
 
-    def _measured_batches(self, feed: DeviceFeed, count_items: CountItems | None = None) -> Iterator[_Measured]:
+    def _measured_batches(self, feed: DeviceFeed, count_items: Counter | None = None) -> Iterator[_Measured]:
         """The batches of a pass, without empty ones, which most models can't handle."""
         seen, expected = 0, self.num_samples if self._has_stream else None
         # Otherwise a pass may yield less: the share of a rank, the rest after a resume, or only full batches.
         is_whole = self._ranks.count == 1 and not self._fetcher.resumes_within(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
-        count_each = None if count_items is None else lambda counted: count_items(counted.batch)
-        for (batch, samples), items in feed(with_items(self._fetcher.fetch(self._epoch), count_each)):
+        for batch, samples, items in feed(with_items(self._fetcher.fetch(self._epoch), count_items)):
             size = count_rows(batch) if samples is None else samples
             if size != 0:
                 yield _Measured(batch, size, samples, items)

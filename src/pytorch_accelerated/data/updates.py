@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
+from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
@@ -21,7 +22,6 @@ from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutput
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks
 
-CountItems = Callable[[Any], "int | None"]
 # Takes host batches and yields them on the trainer's device, in the same order.
 DeviceFeed = Callable[[Iterator[Any]], Iterator[Any]]
 
@@ -87,13 +87,13 @@ class Round(NamedTuple):
 _WITHOUT_LOADER = {name: each.default for name, each in inspect.signature(DataLoader).parameters.items()}
 
 
-def items_of(batch: Any, count_items: CountItems) -> int | None:
-    """The result of `count_items` for a host batch, as a plain number or None.
+def items_of(batch: Any, samples: int | None, count_items: Counter) -> int | None:
+    """The result of `count_items` for a host batch of `samples`, as a plain number or None.
 
     Raises:
         HookOutputError: if the result is not a number, or below 0.
     """
-    count: Any = count_items(batch)
+    count: Any = count_items(batch, samples)
     if isinstance(count, torch.Tensor) and count.numel() == 1:
         count = count.item()
     if count is None or (isinstance(count, numbers.Real) and not isinstance(count, bool) and float(count) >= 0):
@@ -118,15 +118,17 @@ class ItemWeight(NamedTuple):
     items: int | None = None
 
 
-def with_items(host_batches: Iterator[Any], count_items: CountItems | None) -> Iterator[tuple[Any, int | None]]:
-    """Each batch of an evaluation, and the number of its items; None without `count_items`.
+def with_items(
+    host_batches: Iterator[tuple[Any, int | None]], count_items: Counter | None
+) -> Iterator[tuple[Any, int | None, int | None]]:
+    """Each batch of an evaluation with its samples, and the number of its items; None without `count_items`.
 
     Raises:
         HookOutputError: if only some batches can be counted, so that their losses have no common mean.
     """
     were_known = None
-    for batch in host_batches:
-        items = None if count_items is None else items_of(batch, count_items)
+    for batch, samples in host_batches:
+        items = None if count_items is None else items_of(batch, samples, count_items)
         is_known = items is not None
         if were_known not in (None, is_known):
             raise HookOutputError(
@@ -134,7 +136,7 @@ def with_items(host_batches: Iterator[Any], count_items: CountItems | None) -> I
                 "their losses have no common mean. Return a number for all of them, or for none."
             )
         were_known = is_known
-        yield batch, items
+        yield batch, samples, items
 
 
 class RunLoader(ABC):
@@ -296,9 +298,7 @@ class RunLoader(ABC):
         return None if self.max_batches is None else max(0, self.max_batches - batches_done)
 
     @abstractmethod
-    def updates(
-        self, *, start: int = 0, batches_done: int = 0, count_items: CountItems | None = None
-    ) -> Iterator[Update]:
+    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
         """The updates of a training pass.
 
         Args:
@@ -309,7 +309,7 @@ class RunLoader(ABC):
         """
 
     @abstractmethod
-    def rounds(self, *, borrows: bool = False, count_items: CountItems | None = None) -> Iterator[Round]:
+    def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         """The rounds of an evaluation or prediction pass: every sample once, or `max_batches` rounds.
 
         Args:
@@ -322,9 +322,9 @@ class RunLoader(ABC):
         self._fetcher.close()
 
     def _weights_of_items(
-        self, counts: Sequence[int | None], sizes: Sequence[int | None]
+        self, counts: Sequence[int | None], sizes: Sequence[int | None], *, are_tokens: bool
     ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
-        """The weights of this rank's batches in an update, from the number of items in each, and the update's items.
+        """The weights of this rank's batches in an update, from the number of items in each, and the update's tokens.
 
         If a count is unknown (None) on any rank, samples are used instead. Must be called by all ranks.
 
@@ -338,12 +338,13 @@ class RunLoader(ABC):
         numbers, total = (sizes, samples) if uncounted else (counts, items)
         if total == 0:
             raise DataError(
-                "An update has no items at all: `count_batch_items` returned 0 for each batch. Leave these out."
+                "An update has no items at all, so its loss has no mean: `count_batch_items` returned 0 for each "
+                "batch, or no target counts in the loss. Leave such batches out."
             )
         weights = [
             ItemWeight(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers
         ]
-        return weights, None if uncounted else (int(mine[2]), int(items))
+        return weights, (int(mine[2]), int(items)) if are_tokens and not uncounted else None
 
 
 @dataclasses.dataclass

@@ -32,9 +32,10 @@ _LOSSES_AT_ONCE = 64
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedBatch:
-    """The results of one batch: its number of rows, the mean loss over them, and what there is of the other three.
+    """The results of one batch: its number of rows, the mean loss, and what there is of the other three.
 
-    `of_all` has those of all ranks, to compute metrics of the batch.
+    `items` is what the loss is the mean of, if not the rows. `of_all` has the results of all ranks, to compute metrics
+    of the batch.
     """
 
     size: int
@@ -42,6 +43,7 @@ class EvaluatedBatch:
     logits: Any = None
     labels: Any = None
     inputs: Any = None
+    items: Any = None
     of_all: EvaluatedBatch | None = None
 
 
@@ -72,7 +74,7 @@ class EvaluationCollector:
     def add(self, start: int, batch: EvaluatedBatch, samples: int | None = None) -> None:
         self._num_samples += batch.size
         if batch.loss is not None:
-            self._losses.update(batch.loss, batch.size)
+            self._losses.update(batch.loss, batch.size if batch.items is None else batch.items)
             self._number_of_losses += 1
             if self._number_of_losses % _LOSSES_AT_ONCE == 0:
                 self._losses.read()

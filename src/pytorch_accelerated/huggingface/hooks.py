@@ -47,6 +47,7 @@ class TrainerHooks:
     data_collator: Callable[[list[Any]], Any]
     _train_batch_size: int
     _signature_columns: list[str] | None = None  # found out when they are first needed
+    _is_in_step = False  # of this class
     _eval_dataloaders: dict[Any, Any]
 
     # ----------------------------------------------------------------------------------------------- model and loss
@@ -75,7 +76,7 @@ class TrainerHooks:
         """
         if not self.counts_items:
             num_items_in_batch = None  # by which nothing is divided
-        items = None if num_items_in_batch is None else self.count_items(inputs)
+        items = None if num_items_in_batch is None or self._is_in_own_step(model) else self.count_items(inputs)
         items = num_items_in_batch if items is None else items
         labels = None
         if loss_takes_labels(self) and "labels" in inputs:
@@ -110,11 +111,22 @@ class TrainerHooks:
         return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
 
     def count_items(self, batch: Any) -> Any:
-        """The labels in a batch that count, as a number or a tensor; None if it has none."""
+        """The labels in a batch that count, as a number or a tensor; None if it has none.
+
+        Where a subclass overrides it, evaluations are means over these items, whatever the batch size, too. Otherwise
+        the losses of batches are weighted by their rows, as those of transformers' Trainer are.
+        """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor):
             return None
         return ((labels[..., 1:] if knowledge.leaves_out_first_label(self.model) else labels) != PADDING).sum()
+
+    def _is_in_own_step(self, model: nn.Module) -> bool:
+        """Whether a `training_step` of the user asks for a loss, and scales it as for transformers' Trainer.
+
+        The model is told the number of the whole update then, and a mean stays a mean.
+        """
+        return model.training and not self._is_in_step
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `compute_loss`. Mixed precision needs none: it is part of the model's forward."""

@@ -331,7 +331,11 @@ class Trainer(TrainerHooks):
             DataError: if the loss is not a single number, or has no gradient.
         """
         inputs = self._prepare_inputs(inputs)
-        loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
+        self._is_in_step = True
+        try:
+            loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
+        finally:
+            self._is_in_step = False
         knowledge.refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)
@@ -754,13 +758,15 @@ def _evaluated(
         trainer._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
     )
     size = trainer._engine.batch_samples or evaluating.rows_in(batch)
+    # Like transformers, losses of batches are weighted by rows, unless the user says what an item is.
+    items = None if is_ours(trainer.count_items) else trainer.count_items(batch)
     if prediction_loss_only:
-        return evaluating.EvaluatedBatch(size, loss)
+        return evaluating.EvaluatedBatch(size, loss, items=items)
     if trainer.preprocess_logits_for_metrics is not None and logits is not None:
         logits = trainer.preprocess_logits_for_metrics(logits, labels)
     keeps_inputs = "inputs" in trainer.args.include_for_metrics
     inputs = evaluating.inputs_for_metrics(batch, knowledge.main_input_name(trainer.model)) if keeps_inputs else None
-    batch_of_all = own = evaluating.EvaluatedBatch(size, loss, logits, labels, inputs)
+    batch_of_all = own = evaluating.EvaluatedBatch(size, loss, logits, labels, inputs, items)
     if trainer.args.batch_eval_metrics and trainer.args.world_size > 1:
         gathered = (trainer._nested_gather(getattr(own, name), name) for name in ("logits", "labels", "inputs"))
         batch_of_all = evaluating.EvaluatedBatch(size, loss, *gathered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pytorch_accelerated.facts.settings import LIMITS, TrainSettings
 
 if TYPE_CHECKING:
     from pytorch_accelerated.data.run_plan import RunPlan
-    from pytorch_accelerated.data.updates import CountItems, Loaders
+    from pytorch_accelerated.data.updates import Loaders
     from pytorch_accelerated.loop.evaluation_sets import EvaluationSets
     from pytorch_accelerated.loop.handler import CallbackHandler
     from pytorch_accelerated.loop.reports import LossReports
@@ -66,7 +67,7 @@ class Context:
         left_out: the training data that the run leaves out, each a `LeftOut`.
         resumed_from: the training state that the run was resumed from, if any.
         last_training: the settings and the other arguments of the last `train`; None before the first.
-        count_items: counts the items of a host batch, if the loss is not a mean over samples.
+        count_items: the user's `count_batch_items`, if there is one.
         losses: the current loss tracker.
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         recorder: makes the step records of a training run, if it has any.
@@ -109,7 +110,7 @@ class Context:
     left_out: tuple[Any, ...] = ()
     resumed_from: Path | None = None
     last_training: tuple[TrainSettings, dict[str, Any]] | None = None
-    count_items: CountItems | None = None
+    count_items: Callable[[Any], int | None] | None = None
     losses: LossTracker = _LATER
     gradient_norms: LossTracker = _LATER
     recorder: StepRecorder | None = None

@@ -15,6 +15,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.hook_output import loss_and_size
+from pytorch_accelerated.loop.hooks import counter_for
 from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.prediction.padded import remove_padding
@@ -68,10 +69,12 @@ class Pass:
         """Context of all computations of the pass."""
         return torch.inference_mode() if self.context.given.inference_mode else torch.no_grad()
 
-    def rounds(self, loader: Any, give_up: Callable[[str], BaseException], **kwargs: Any) -> Iterator[Round]:
-        """The rounds over `loader`, until a signal: then `give_up` makes the error that is raised."""
+    def rounds(self, loader: Any, give_up: Callable[[str], BaseException], hook: str) -> Iterator[Round]:
+        """The rounds over `loader` for a hook, until a signal: then `give_up` makes the error that is raised."""
         loader = distributed(self.context, loader, self.context.loaders.eval_kwargs)
-        return self.context.stopping.until_signal(loader.rounds(borrows=self._is_sharded, **kwargs), give_up)
+        counter = counter_for(self.context, loader, hook)
+        rounds = loader.rounds(borrows=self._is_sharded, count_items=counter)
+        return self.context.stopping.until_signal(rounds, give_up)
 
     @property
     def _is_sharded(self) -> bool:
@@ -127,7 +130,7 @@ class Evaluation(Pass):
         """
         context, number = self.context, 0
         with self.without_gradients():
-            rounds = self.rounds(loader, StopTrainingError, count_items=context.count_items)
+            rounds = self.rounds(loader, StopTrainingError, "calculate_eval_batch_loss")
             for number, round_ in enumerate(rounds, start=1):
                 context.position_in_pass = round_.start
                 self._evaluate(round_, record)
@@ -162,7 +165,7 @@ class Prediction(Pass):
             with self.going_on(restores_modes=True):
                 self.emit("on_prediction_run_start", num_batches=loader.num_batches)
                 with self.without_gradients():
-                    for round_ in self.rounds(loader, give_up):
+                    for round_ in self.rounds(loader, give_up, "calculate_predict_batch_outputs"):
                         self._predict(round_, collector)
                 self.emit("on_prediction_run_end")
         except BaseException:

@@ -17,6 +17,7 @@ from pytorch_accelerated.data.building import (
     default_loader_kwargs,
     effective_kwargs,
 )
+from pytorch_accelerated.data.counting import Counter, OfUser, counter_of
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events
 from pytorch_accelerated.facts.order import HOOKS
@@ -306,6 +307,14 @@ def own_hooks(trainer: TrainerHooks, hooks: Iterable[str]) -> dict[str, Callable
 def overrides(trainer: TrainerHooks, hook: str) -> bool:
     """Whether a subclass or this trainer overrides the method of `TrainerHooks`."""
     return bool(own_hooks(trainer, [hook]))
+
+
+def counter_for(context: Context, loader: Any, hook: str) -> Counter | None:
+    """What counts the items of the batches that `hook` gets; None if they are the rows that the loader counts."""
+    trainer, is_predicting = context.trainer, hook == "calculate_predict_batch_outputs"
+    if context.count_items is not None and not is_predicting:
+        return OfUser(context.count_items)
+    return None if overrides(trainer, hook) else counter_of(None if is_predicting else trainer.loss_func, loader)
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, S
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.guarded import FiniteLossTracker
-from pytorch_accelerated.loop.hooks import own_hooks
+from pytorch_accelerated.loop.hooks import counter_for, own_hooks
 from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.loop.saves import Requests
 from pytorch_accelerated.loop.step import Step
@@ -206,9 +206,8 @@ class Training:
             context.plan = dataclasses.replace(context.plan, loader=loader)
         context.epoch_clock.watch(loader)
         self._updates_before, self._updates_of_epoch = state.updates, loader.count_updates()
-        updates = loader.updates(
-            start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=context.count_items
-        )
+        counter = counter_for(context, loader, "calculate_train_batch_loss")
+        updates = loader.updates(start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=counter)
         self._note_modes()
         return updates if context.settings.limit is None else self._up_to_limit(updates)
 
