@@ -1,7 +1,7 @@
 """Runs whose mean losses are taken over something else than the loader's samples, and the same by hand in float64."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def divisor(loss_func: Callable[..., Any], targets: torch.Tensor) -> float:
     return float(len(counting) if weight is None else weight[counting].sum())
 
 
-def check(batch_sizes: tuple[int, ...], steps: tuple[int, ...], ranks: int) -> int:
+def check(batch_sizes: Sequence[int], steps: Sequence[int], ranks: int) -> int:
     """Compare each case with the loop by hand. Returns the number of runs."""
     number = 0
     for name, loss_func, dataset, collate_fn in cases():

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.errors import DataError
 from tests.chaos.size import some
 from tests.support.means import SIZE, WEIGHT, Net, Rows, check, data, without_broken
@@ -42,7 +41,7 @@ def test_a_run_resumed_within_an_epoch_is_the_same(tmp_path: Path) -> None:
                 callbacks=stopper,
                 seed=1,
             )
-            resume = {} if stopper or stop is None else {"resume_from": tmp_path / "state"}
+            resume: dict[str, Any] = {} if stopper or stop is None else {"resume_from": tmp_path / "state"}
             trainer.train((inputs, classes), 2, None, 3, gradient_accumulation_steps=2, **resume)
         weights.append({**model.state_dict(), "loss": trainer.run_history.get_latest_metric("train_loss_epoch")})
     assert_same(weights[1], weights[0])

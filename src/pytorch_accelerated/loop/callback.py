@@ -226,10 +226,12 @@ class StateSaver(TrainerCallback):
     Attributes:
         save_dir: the folder of the states, or the URL that they are uploaded to.
         policy: when states are saved besides the end of the run.
+        storage_timeout: seconds until a stalled storage counts as failed.
     """
 
     save_dir: Any
     policy: Any
+    storage_timeout: Any
 
     @property
     def folder(self) -> Path:
