@@ -67,8 +67,14 @@ def test_averages_in_one_run_have_metrics_files_best_values_and_states_of_their_
             found = torch.load(callback.save_path, weights_only=True)
             assert_same_weights(found["model_state_dict"], saved["model_state_dict"])
             assert found[callback.watch_metric] == best
+    unnamed = [ModelEmaCallback(0.95, save_path="slow.pt"), ModelEmaCallback(0.5)]  # as in version 1.0
+    fit(trainer := a_trainer(*unnamed if order[0] else reversed(unnamed)), num_epochs=3)
+    assert values_of(trainer.run_history)["slow_eval_loss_epoch"] == alone[1][0]
+    assert values_of(trainer.run_history)["ema_model_eval_loss_epoch"] == alone[0][0]
+    assert [each.best_metric for each in unnamed] == [alone[1][1], alone[0][1]]
+    Path("folder").mkdir()
     with pytest.raises(DuplicateCallbackError, match="Several averages are called 'ema_model'. Give each its own"):
-        fit(a_trainer(ModelEmaCallback(), ModelEmaCallback(save_path="other.pt")))
+        fit(a_trainer(ModelEmaCallback(), ModelEmaCallback(save_path="folder/ema_model.pt")))
 
 
 @pytest.mark.parametrize(("accumulation", "decay"), [(1, 0.7), (2, 0.7), (1, 0.0), (1, 0.9999)])

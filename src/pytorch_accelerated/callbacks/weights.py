@@ -50,8 +50,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         greater_is_better: whether larger values are better.
         model_ema: creates the average from the model and ``decay``; a subclass of `ModelEma` can have another rule.
         callbacks: classes or instances whose events are fired while the average is evaluated.
-        name: of the average, with which its metrics begin, and after which its file is called. Each of several averages
-            in a run needs another one.
+        name: of the average, with which its metrics begin, and after which its file is called. Several averages that
+            have the same name are called after their files.
 
     Attributes:
         ema_model: the average, with its model as ``ema_model.module``; None before the first run.
@@ -100,7 +100,13 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the average with a copy of the model, or continue that of the run that is being resumed."""
-        if [each.name for each in trainer.callback_handler if isinstance(each, ModelEmaCallback)].count(self.name) > 1:
+        averages = [each for each in trainer.callback_handler if isinstance(each, ModelEmaCallback)]
+        same = [each for each in averages if each.name == self.name]
+        for each in same if len(same) > 1 else ():
+            metric = each.watch_metric.removeprefix(f"{each.name}_")
+            each.name = Path(each.save_path).stem
+            each.watch_metric = f"{each.name}_{metric}"
+        if len({each.name for each in averages}) < len(averages):
             raise DuplicateCallbackError(f"Several averages are called {self.name!r}. Give each its own `name`.")
         if self.evaluate_during_training:
             super().on_training_run_start(trainer, **kwargs)
