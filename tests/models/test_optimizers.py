@@ -123,7 +123,7 @@ def test_a_state_of_other_optimizers_is_refused_before_anything_changes(tmp_path
     assert torch.equal(flat(other), before)
 
 
-def twins(model: nn.Module, names: str) -> dict[str, torch.optim.Optimizer]:
+def twins(model: nn.Sequential, names: str) -> dict[str, torch.optim.Optimizer]:
     """Two optimizers of one kind and of parameters of the same shapes: nothing but their names tells them apart."""
     parts = {"a": model[0], "b": model[1]}
     return {name: torch.optim.Adam(parts[name].parameters(), lr={"a": 0.1, "b": 0.01}[name]) for name in names}

@@ -60,7 +60,8 @@ class TrainSettings:
             elif field.type == "float | None" and value is not None:
                 _check_limit(field.name, value)
                 object.__setattr__(self, field.name, float(value))
-        limits, name = self.gradient_clip_norm, "gradient_clip_norm"
+        limits: Any = self.gradient_clip_norm
+        name = "gradient_clip_norm"
         if isinstance(limits, (Mapping, list, tuple)):
             for each, limit in limits.items() if isinstance(limits, Mapping) else enumerate(limits):
                 if limit is not None:

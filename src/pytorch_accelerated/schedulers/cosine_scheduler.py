@@ -97,7 +97,7 @@ class CosineLrScheduler(DecayLrScheduler):
         return 0.5 * (1 + math.cos(math.pi * progress**self.k_decay))
 
 
-def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) -> Callable[..., OneCycleLR]:
+def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) -> Callable[..., OneCycleLR | Schedules]:
     """The one-cycle schedule over a whole run, for the `create_scheduler_fn` of `Trainer.train`.
 
     ::

@@ -46,7 +46,7 @@ def with_callables(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     ordered = _in_order(optimizer, {**state, "param_groups": groups})
     for group, live in zip(ordered["param_groups"], getattr(optimizer, "param_groups", None) or [], strict=False):
         group.update({key: value for key, value in live.items() if callable(value)})
-    return ordered
+    return dict(ordered)
 
 
 def read_optimizer_file(folder: Path) -> dict[str, Any] | None:

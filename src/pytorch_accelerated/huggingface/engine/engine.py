@@ -193,7 +193,8 @@ class Engine(NativeTrainer):
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)
         metric, schedule = face.args.metric_for_best_model, face.lr_scheduler
         if metric is not None:
-            WatchedMetric(metric, face.args.greater_is_better).check_direction(context.ranks, "`metric_for_best_model`")
+            watched = WatchedMetric(metric, bool(face.args.greater_is_better))
+            watched.check_direction(context.ranks, "`metric_for_best_model`")
             if isinstance(schedule, ReduceLROnPlateau):
                 WatchedMetric(metric, schedule.mode == "max").check_direction(context.ranks, *PLATEAU)
         super()._prepare_model_optimizer_and_dataloaders()
