@@ -29,6 +29,7 @@ def states(tmp_path: Path) -> Path:
 
 def save(folder: Path, updates: int, loss: float) -> None:
     records = [["train_loss", 9.0, 1, 1], ["loss", 7.0, 1, 1], ["loss", loss, updates // 10, updates]]
+    records.append(["accuracy", loss, updates // 10, updates])
     history = {"records": records, "updates_done": updates, "current_epoch": updates // 10}
     history |= {"read_positions": {}, "metric_name_prefix": ""}
     facts = {"updates": updates, "epochs": updates // 10, "ranks": 2, "versions": {"torch": "2.13", "python": "3.11"}}
@@ -139,6 +140,7 @@ def left(states: Path) -> set[str]:
         (["--keep-last", 2], {4, 5}),
         (["--keep-last", 1, "--keep-best", 2, "--metric", "loss"], {2, 4, 5}),
         (["--keep-last", 1, "--keep-best", 1, "--metric", "loss", "--greater-is-better"], {1, 5}),
+        (["--keep-last", 1, "--keep-best", 1, "--metric", "accuracy"], {1, 5}),
         (["--keep-last", 9], {1, 2, 3, 4, 5}),
     ],
 )
@@ -256,7 +258,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "the best of what": (["prune", "{}", "--keep-last", "1", "--keep-best", "1"], "--keep-best and --metric together"),
     "a misspelt metric": (
         ["prune", "{}", "--keep-last", "1", "--keep-best", "1", "--metric", "lost", "--yes"],
-        "has a value of 'lost' for its own model. Metrics there: loss, train_loss.",
+        "has a value of 'lost' for its own model. Metrics there: accuracy, loss, train_loss.",
     ),
     "a state to prune": (["prune", "{}/step_1", "--keep-last", "1"], "Give the folder that holds the states."),
     "nobody to ask": (["prune", "{}", "--keep-last", "1"], "Pass --yes to delete without asking."),

@@ -48,11 +48,8 @@ def add_to(topics: Any) -> None:
     prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="keep the N newest")
     prune.add_argument("--keep-best", type=int, metavar="K", help="keep the K with the best values of --metric")
     prune.add_argument("--metric", metavar="NAME", help="a name in the run history, such as eval_loss_epoch")
-    prune.add_argument(
-        "--greater-is-better",
-        action=argparse.BooleanOptionalAction,
-        help="the greatest values of --metric are the best; default: by the words in its name, else the least",
-    )
+    known = "the greatest values of --metric are the best, as for a name such as eval_accuracy"
+    prune.add_argument("--greater-is-better", action="store_true", help=known)
     prune.add_argument("--yes", action="store_true", help="delete without asking")
     average = add("average", _average, "write the mean of the weights of the newest training states to a file")
     average.add_argument("--last", type=int, default=5, metavar="N", help="of how many; default: 5")
@@ -209,10 +206,8 @@ def _prune(options: argparse.Namespace) -> Outcome:
     place, metric = options.folder, options.metric
     if (options.keep_best is None) != (metric is None):
         raise ConfigurationError("Give --keep-best and --metric together: which states are best depends on the metric.")
-    greater = options.greater_is_better
-    if greater is None and metric is not None:
-        greater = greater_is_better(role_and_quantity(metric)[1])
-    retention = Retention(last=options.keep_last, best=options.keep_best, greater_is_better=bool(greater))
+    greater = options.greater_is_better or bool(greater_is_better(role_and_quantity(metric or "")[1]))
+    retention = Retention(last=options.keep_last, best=options.keep_best, greater_is_better=greater)
     states = _states_in(place, at_least_one=False)
     if verify.looks_like_state(place):
         raise CheckpointError(f"{str(place)!r} is one training state. Give the folder that holds the states.")
