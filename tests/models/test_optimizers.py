@@ -82,10 +82,11 @@ def clip_each(optimizers: dict[str, Any], model: nn.Module) -> None:
     ("limit", "clip"),
     [
         (None, lambda optimizers, model: None),
+        ({"muon": None, "adamw": None}, lambda optimizers, model: None),
         (0.3, lambda optimizers, model: nn.utils.clip_grad_norm_(model.parameters(), 0.3)),
         ({"muon": 0.3, "adamw": 0.1}, clip_each),
     ],
-    ids=["unclipped", "clipped together", "clipped by itself"],
+    ids=["unclipped", "no limit for any", "clipped together", "clipped by itself"],
 )
 @pytest.mark.parametrize("form", [dict, lambda optimizers: list(optimizers.values())], ids=["by name", "in order"])
 def test_several_optimizers_make_the_updates_of_a_loop_by_hand(

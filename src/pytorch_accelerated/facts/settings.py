@@ -63,9 +63,12 @@ class TrainSettings:
         limits: Any = self.gradient_clip_norm
         name = "gradient_clip_norm"
         if isinstance(limits, (Mapping, list, tuple)):
-            for each, limit in limits.items() if isinstance(limits, Mapping) else enumerate(limits):
-                if limit is not None:
-                    _check_limit(f"{name}[{each!r}]", limit)
+            named = limits if isinstance(limits, Mapping) else dict(enumerate(limits))
+            given = {each: limit for each, limit in named.items() if limit is not None}
+            for each, limit in given.items():
+                _check_limit(f"{name}[{each!r}]", limit)
+            if not given:
+                object.__setattr__(self, name, None)
         elif limits is not None:
             _check_limit(name, limits)
             object.__setattr__(self, name, float(limits))
