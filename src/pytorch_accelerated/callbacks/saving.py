@@ -289,9 +289,8 @@ class SaveTrainingStateCallback(StateSaver):
         earlier: Sequence[str] = ()
         if is_url(self.save_dir):
             metric_name = None if self.retention.best is None else self.watch_metric
-            uploads = _object_storage().Uploads(
-                str(self.save_dir), self.folder, self.retention, metric_name, self.storage_timeout
-            )
+            store = _object_storage().Store(str(self.save_dir), self.storage_timeout)
+            uploads = _object_storage().Uploads(store, self.folder, self.retention, metric_name)
             saves.upload(uploads)
             earlier = uploads.earlier
         if trainer.run_state.updates == 0:  # else the run was resumed

@@ -13,9 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import socket
-import tempfile
 import threading
 import time
 import warnings
@@ -60,7 +58,6 @@ _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, 
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory"}
 _REMOTE_NAME = re.compile(rf"(?P<name>{STATE_NAME.pattern})(\.\d+)?")
 _OWNER = "owner.txt"  # at the URL: which run has saved there last
-_FILES_OF_HISTORY = ("run.json", "run.safetensors", layout.SHARDS_NAME)
 
 
 def default_local_folder(url: str) -> Path:
@@ -194,35 +191,26 @@ class Uploads:
     nothing is done.
 
     Args:
-        url: where to.
+        store: where to.
         folder: the local folder.
         retention: which states to keep there.
         metric_name: by whose values `retention` ranks them, if it does.
-        timeout: see `Store`.
 
     Attributes:
         folder: the local folder, without links.
         earlier: the names of the states that were there before this run, oldest first.
     """
 
-    def __init__(
-        self,
-        url: str,
-        folder: Path,
-        retention: Retention,
-        metric_name: str | None,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> None:
+    def __init__(self, store: Store, folder: Path, retention: Retention, metric_name: str | None) -> None:
         self.folder = disk.resolved(folder)
         self.earlier: list[str] = []
-        self._store = Store(url, timeout)
+        self._store = store
         self._owner = f"Process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S.%f}"
         self._retention = retention
         self._metric_name = metric_name
         self._thread: ThreadPoolExecutor | None = None
         self._round: Future[None] | None = None
-        # For each state that is complete there, a folder with what judging it needs.
-        self._known = Path()
+        self._known: dict[Path, Manifest] = {}  # the states that are complete there, by name
 
     def connect(self) -> None:
         """Look at what is there, and delete what a killed run left incomplete.
@@ -232,16 +220,16 @@ class Uploads:
         """
         states = self._store.states()
         self._store.write(_OWNER, self._owner.encode())
-        self._known = Path(tempfile.mkdtemp(prefix="states-"))
         for name in filter(_REMOTE_NAME.fullmatch, states):
             if MANIFEST_NAME not in states[name]:
                 self._store.delete(name)
                 continue
             with contextlib.suppress(InvalidCheckpointError):  # resuming names it
-                self._keep(name, self._contents(self._store.read, name))
-        known = list_states(self._known)
-        self.earlier = [folder.name for folder, _ in known]
-        publish.highest_serials[self.folder] = max((manifest.serial for _, manifest in known), default=0)
+                manifest = self._store.read(f"{name}/{MANIFEST_NAME}")
+                self._known[Path(name)] = parse_manifest(manifest, what=f"The manifest of {name}")
+        self.earlier = [folder.name for folder, _ in self._complete()]
+        serials = (manifest.serial for manifest in self._known.values())
+        publish.highest_serials[self.folder] = max(serials, default=0)
         self._thread = ThreadPoolExecutor(1, "uploads")
 
     def start(self) -> None:
@@ -260,7 +248,6 @@ class Uploads:
             return
         with thread:
             last = thread.submit(self._upload_all)
-        shutil.rmtree(self._known, ignore_errors=True)
         last.result()
 
     def _try_to_upload(self) -> None:
@@ -284,11 +271,15 @@ class Uploads:
         """The local states to upload, oldest first. Those that would be deleted there at once are deleted here."""
         uploaded = publish.highest_serials[self.folder]
         pending = [state for state in self._local_states() if state[1].serial > uploaded]
-        outdated = self._outdated([*list_states(self._known), *pending])
+        outdated = self._outdated([*self._complete(), *pending])
         for folder, _ in pending:
             if folder in outdated:
                 publish.remove_state(folder)
         return [state for state in pending if state[0] not in outdated]
+
+    def _complete(self) -> list[tuple[Path, Manifest]]:
+        """The states that are complete there, oldest first."""
+        return sorted(self._known.items(), key=lambda state: state[1].serial)
 
     def _outdated(self, states: list[tuple[Path, Manifest]]) -> list[Path]:
         return self._retention.states_to_delete(judged_states(states, metric_name=self._metric_name))
@@ -297,24 +288,22 @@ class Uploads:
         return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
 
     def _upload(self, folder: Path, manifest: Manifest) -> None:
-        name = f"{folder.name}.{manifest.serial}" if (self._known / folder.name).exists() else folder.name
+        name = f"{folder.name}.{manifest.serial}" if Path(folder.name) in self._known else folder.name
         try:
             self._check_owner()
             for entry in manifest.files:
                 self._store.put(folder / entry.name, f"{name}/{entry.name}")
-            contents = self._contents(lambda path: (folder.parent / path).read_bytes(), folder.name)
         except (CheckpointError, OSError):
             if (folder, manifest) in self._local_states():
                 raise
         if (folder, manifest) not in self._local_states():
             return  # the run has replaced it by a newer state meanwhile
         self._check_owner()
-        self._store.write(f"{name}/{MANIFEST_NAME}", contents[MANIFEST_NAME])
-        self._keep(name, contents)
+        self._store.write(f"{name}/{MANIFEST_NAME}", dump_manifest(manifest))
+        self._known[Path(name)] = manifest
         publish.highest_serials[self.folder] = manifest.serial
-        known = [each for _, each in list_states(self._known)]
         for local, each in self._local_states()[:-1]:
-            if each in known:
+            if each in self._known.values():
                 publish.remove_state(local)
 
     def _check_owner(self) -> None:
@@ -330,30 +319,16 @@ class Uploads:
 
     def _delete_outdated(self) -> None:
         """Delete states there: those that no rule keeps, and those whose name a newer one has."""
-        states = list_states(self._known)
+        states = self._complete()
         newest = states[-1][0]
         replaced = [folder for folder, _ in states if _local_name(folder.name) == _local_name(newest.name)]
         for folder in {*replaced, *self._outdated(states)} - {newest}:
             try:
                 self._store.delete(f"{folder.name}/{MANIFEST_NAME}")
                 self._store.delete(folder.name)
-                publish.remove_state(folder)
+                del self._known[folder]
             except CheckpointError as error:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
-
-    def _contents(self, read: Callable[[str], bytes], name: str) -> dict[str, bytes]:
-        """The manifest of the state `name`, and the files with its history if that is needed to judge it."""
-        data = read(f"{name}/{MANIFEST_NAME}")
-        manifest = parse_manifest(data, what="A manifest")
-        needs_history = self._metric_name is not None and "metrics" not in manifest.facts
-        wanted = {entry.name for entry in manifest.files}.intersection(_FILES_OF_HISTORY if needs_history else ())
-        return {**{file: read(f"{name}/{file}") for file in wanted}, MANIFEST_NAME: data}
-
-    def _keep(self, name: str, contents: dict[str, bytes]) -> None:
-        """Remember a state that is complete there."""
-        folder = self._known / name
-        disk.create_folder(folder)
-        publish.StagedFolder(folder, folder).write_files((file, [content]) for file, content in contents.items())
 
 
 def _local_name(name: str) -> str:
@@ -373,30 +348,26 @@ class _Found:
     source: str | None
 
 
-def fetch_state(
-    url: str, folder: Path, ranks: Ranks, check: Callable[[Path], Any], timeout: float = TIMEOUT_SECONDS
-) -> Path | None:
-    """The newest valid state at `url` or in `folder`, which has it in the end. Must be called by all ranks.
+def fetch_state(store: Store, folder: Path, ranks: Ranks, check: Callable[[Path], Any]) -> Path | None:
+    """The newest valid state in `store` or in `folder`, which has it in the end. Must be called by all ranks.
 
     One rank of each machine copies it there, unless it is there already; a local state counts if all machines have it.
     If newer or incomplete states had to be skipped, one warning says which and why.
 
     Args:
-        url: of a state, or of a folder of several.
+        store: of a state, or of a folder of several.
         folder: the local folder.
         ranks: the processes.
         check: called on the first rank with a local state; raises an `InvalidCheckpointError` if that is damaged.
-        timeout: see `Store`.
 
     Returns:
         The local folder of the state, on this rank's machine; None if there is none.
 
     Raises:
-        MissingCheckpointError: if there is none, and `url` ends with the name of a state.
+        MissingCheckpointError: if there is none, and its URL ends with the name of a state.
         InvalidCheckpointError: if there are states, but no valid one.
         CheckpointError: if the storage cannot be reached.
     """
-    store = Store(url, timeout)
     found, complaints, incomplete = ranks.do_on_first(lambda: _find(store, folder))
     for one in found:
         try:

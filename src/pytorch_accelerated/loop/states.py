@@ -71,8 +71,8 @@ class States:
             storage = require("pytorch_accelerated.extras.object_storage", needed_by="A URL in `resume_from`")
             savers = [each for each in savers_among(context.callbacks) if each.save_dir == url]
             folders = [storage.default_local_folder(url), *(each.folder for each in savers)]
-            timeouts = [storage.TIMEOUT_SECONDS, *(each.storage_timeout for each in savers)]
-            state = storage.fetch_state(url, folders[-1], context.ranks, check, timeouts[-1])
+            store = storage.Store(url, *(each.storage_timeout for each in savers[:1]))
+            state = storage.fetch_state(store, folders[-1], context.ranks, check)
         else:
             state = context.ranks.do_on_first(lambda: find_state(source, check))
         if state is None and must_exist:
