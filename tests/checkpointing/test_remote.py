@@ -277,7 +277,8 @@ def test_two_machines_that_save_to_one_url_are_noticed_at_the_next_upload(machin
 
 
 def test_what_is_missing_or_wrong_is_an_error_that_says_so(tmp_path, monkeypatch, storage):
-    for arguments in ({}, {"resume_from": "s3://other/run"}):
+    resumed: dict[str, Any] = {"resume_from": "s3://other/run"}
+    for arguments in ({}, resumed):
         with pytest.raises(MissingCheckpointError, match="s3://other/run.* Make the bucket, or check its name"):
             fit(a_trainer(*[] if arguments else [saver("s3://other/run")]), **arguments)
     with pytest.raises(ConfigurationError, match="`local_dir` is .*, but `save_dir` is local too"):

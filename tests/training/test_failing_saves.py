@@ -80,7 +80,7 @@ def train_and_fail(kind: str, folder: Path, full: FullInEpoch) -> int:
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             full.now = round(state.epoch) + 1
 
-    choices = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+    choices: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     face = make_trainer(folder, Epoch(), num_train_epochs=3, learning_rate=0.01, **choices)
     with pytest.raises(CheckpointError, match="The run is over") if full.epoch == 3 else contextlib.nullcontext():
         face.train()

@@ -86,12 +86,12 @@ def test_all_files_are_where_they_would_have_been(face: str, tmp_path: Path, mon
             trainer = a_trainer(*([Leave(other)] if leaves else []), *(make() for make in NATIVE))
             fit(trainer, create_scheduler_fn=WSDLrScheduler.create_scheduler_fn())
             return trainer.get_model()
-        choices = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+        choices: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
         choices |= {"report_to": "tensorboard", "num_train_epochs": 3, "save_total_limit": 2}
-        trainer = make_trainer(Path("out"), *([FaceLeave(other)] if leaves else []), **choices)
-        trainer.train()
-        trainer.save_model()
-        return trainer.model
+        face_trainer = make_trainer(Path("out"), *([FaceLeave(other)] if leaves else []), **choices)
+        face_trainer.train()
+        face_trainer.save_model()
+        return face_trainer.model
 
     models = [train(tmp_path / name, leaves=name == "left") for name in ("stayed", "left")]
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)

@@ -213,9 +213,9 @@ class Requests:
         """Write the requested states."""
         while self.states:
             self._saves.finish()
-            folder, *others = self.states.pop(0)
+            folder, extra, background = self.states.pop(0)
             with self._saves.attempt(folder):
-                self._write_state(folder, *others)
+                self._write_state(folder, extra, background)
 
     def forget(self) -> None:
         """Forget everything: the run goes back to an earlier state."""
