@@ -260,8 +260,11 @@ trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters
 data = torch.randn(9, 2), torch.arange(9) % 2
 trainer.train(data, 1, data)
 assert trainer.run_history.get_latest_metric("eval_rows") == 9
+named = Trainer(model, nn.CrossEntropyLoss(), None, [MetricsCallback(["accuracy"])])
+right = (model(data[0]).argmax(1) == data[1]).float().mean().item()
+assert abs(named.evaluate(data)["eval_accuracy"] - right) < 1e-6
 try:
-    MetricsCallback([])
+    MetricsCallback(["f1"])
 except MissingDependencyError as error:
     print(error)
 

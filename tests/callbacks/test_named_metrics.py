@@ -1,18 +1,27 @@
 """Metrics by name, compared with scikit-learn's."""
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sklearn.metrics as theirs
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, EarlyStoppingCallback, MetricsCallback
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.callbacks import (
+    DEFAULT_CALLBACKS,
+    EarlyStoppingCallback,
+    MetricsCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    TrainerCallback,
+)
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from tests.support.named import SIZE, Same, check
+from tests.support.processes import run_on_ranks
 from tests.support.resuming import SaveAndStop
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -25,7 +34,7 @@ def run(outputs: int, loss: Any, targets: torch.Tensor, names: Any, *callbacks: 
     metrics = MetricsCallback(names)
     trainer = Trainer(model, loss, torch.optim.AdamW(model.parameters(), 0.05), [metrics, *callbacks], seed=1)
     settings = {"eval_dataset": (INPUTS, targets), "per_device_batch_size": 7, **arguments}
-    trainer.train((INPUTS, targets), 2, **settings)
+    trainer.train(settings.pop("train", (INPUTS, targets)), 2, **settings)
     return trainer
 
 
@@ -34,75 +43,54 @@ def recorded(trainer: Trainer, name: str) -> float:
 
 
 CLASSES = (INPUTS[:, :3] + NOISE).argmax(1)
-ONE = (INPUTS[:, 0] + NOISE[:, 0] > 0).long()
 LABELS = (INPUTS[:, :3] + NOISE > 0).float()
-NUMBERS = INPUTS @ torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0], [1.0, 1.0]]) + NOISE[:, :2]
-Expected = dict[str, Callable[[np.ndarray, np.ndarray], float]]
 
 
-def test_of_several_classes() -> None:
-    names = ["accuracy", "balanced_accuracy", "precision", "recall", "f1", "auc", "mcc"]
-    trainer = run(3, nn.CrossEntropyLoss(), CLASSES, names)
-    scores = trainer.predict(INPUTS).softmax(1)
-    expected: dict[str, Callable[..., float]] = {
-        "accuracy": theirs.accuracy_score,
-        "balanced_accuracy": theirs.balanced_accuracy_score,
-        "precision": lambda *rows: theirs.precision_score(*rows, average="macro", zero_division=0),
-        "recall": lambda *rows: theirs.recall_score(*rows, average="macro"),
-        "f1": lambda *rows: theirs.f1_score(*rows, average="macro"),
-        "mcc": theirs.matthews_corrcoef,
-    }
-    for name, function in expected.items():
-        assert recorded(trainer, f"eval_{name}") == pytest.approx(function(CLASSES, scores.argmax(1)), rel=1e-5), name
-    area = theirs.roc_auc_score(CLASSES, scores, multi_class="ovr")
-    assert recorded(trainer, "eval_auc") == pytest.approx(area, rel=1e-5)
+def test_each_name_of_each_shape_has_the_value_of_scikit_learn() -> None:
+    assert check((1, 7, SIZE)) > 900
 
 
-def test_one_of_the_five_highest_scores() -> None:
-    wanted = torch.arange(60) % 8
-    trainer = run(8, nn.CrossEntropyLoss(), wanted, "top_5_accuracy")
-    expected = theirs.top_k_accuracy_score(wanted, trainer.predict(INPUTS), k=5)
-    assert recorded(trainer, "eval_top_5_accuracy") == pytest.approx(expected, rel=1e-6)
+@pytest.mark.processes
+def test_the_same_on_two_ranks() -> None:
+    run_on_ranks(Path(__file__).parents[1] / "ranks" / "named.py", 2)
 
 
-@pytest.mark.parametrize(
-    "form", [lambda targets: targets.float()[:, None], lambda targets: targets], ids=["float", "int"]
-)
-def test_of_two_classes_from_one_score(form: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float().reshape(-1))
-
-    trainer = run(1, loss, form(ONE), ["accuracy", "precision", "recall", "f1", "auc", "average_precision"])
-    scores = trainer.predict(INPUTS).squeeze(1).numpy()
-    expected: Expected = {
-        "accuracy": lambda wanted, scores: theirs.accuracy_score(wanted, scores > 0),
-        "precision": lambda wanted, scores: theirs.precision_score(wanted, scores > 0),
-        "recall": lambda wanted, scores: theirs.recall_score(wanted, scores > 0),
-        "f1": lambda wanted, scores: theirs.f1_score(wanted, scores > 0),
-        "auc": theirs.roc_auc_score,
-        "average_precision": theirs.average_precision_score,
-    }
-    for name, function in expected.items():
-        assert recorded(trainer, f"eval_{name}") == pytest.approx(function(ONE.numpy(), scores), rel=1e-5), name
-    assert 0 < recorded(trainer, "train_accuracy") <= 1
+def own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.float().mean()
 
 
-def test_of_several_labels() -> None:
-    trainer = run(3, nn.BCEWithLogitsLoss(), LABELS, ["f1", "auc"])
-    scores, wanted = trainer.predict(INPUTS).numpy(), LABELS.numpy()
-    assert recorded(trainer, "eval_f1") == pytest.approx(theirs.f1_score(wanted, scores > 0, average="macro"), rel=1e-5)
-    assert recorded(trainer, "eval_auc") == pytest.approx(theirs.roc_auc_score(wanted, scores), rel=1e-5)
+ROWS = 12
+SCORES, TOKENS = torch.randn(ROWS, 4), torch.randn(ROWS, 5, 5)
+ONE_HOT, NUMBERS = torch.eye(4)[torch.arange(ROWS) % 4], torch.randint(0, 4, (ROWS,))
+BOTH = r"4 labels .*`task='labels'`\) or 4 classes .*`task='multiclass'`\)"
+PLACES = torch.randint(0, 5, (ROWS, 5))
+TWO_READINGS: dict[str, tuple[Any, ...]] = {
+    "one-hot or labels": (own, SCORES, ONE_HOT, "f1", BOTH),
+    "both dimensions": (own, TOKENS, PLACES, "f1", r"`classes_dim=1`\) or .*`classes_dim=2`\)"),
+    "places or labels": (nn.BCEWithLogitsLoss(), TOKENS, (TOKENS > 0).float(), "f1", "task='binary'.* or 5 labels"),
+    "logits or probabilities": (own, SCORES[:, 0].sigmoid(), NUMBERS > 1, "f1", "scores='logits'` or `scores='prob"),
+    "numbers or classes": (own, SCORES[:, 0], SCORES[:, 1], "f1", "Targets other than 0 and 1 are no classes.* mae"),
+    "a regression": (nn.MSELoss(), SCORES[:, 0], SCORES[:, 1], "accuracy", "The task is numbers, .* no accuracy"),
+    "class numbers": (own, NUMBERS, NUMBERS, "f1", "from class numbers, of which there is no f1", torch.Tensor.long),
+    "no shape": (own, SCORES, SCORES[:, :3], "mae", r"float32 \[\d+, 4\].*, and the targets float32 \[\d+, 3\]"),
+}
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-def test_of_numbers(columns: int) -> None:
-    wanted = NUMBERS[:, :columns]
-    trainer = run(columns, nn.MSELoss(), wanted, ["mae", "mse", "rmse", "r2"])
-    found = trainer.predict(INPUTS).numpy()
-    assert recorded(trainer, "eval_mae") == pytest.approx(theirs.mean_absolute_error(wanted, found), rel=1e-5)
-    assert recorded(trainer, "eval_mse") == pytest.approx(theirs.mean_squared_error(wanted, found), rel=1e-5)
-    assert recorded(trainer, "eval_rmse") == pytest.approx(theirs.mean_squared_error(wanted, found) ** 0.5, rel=1e-5)
-    assert recorded(trainer, "eval_r2") == pytest.approx(theirs.r2_score(wanted, found), rel=1e-4)
+@pytest.mark.parametrize("case", TWO_READINGS)
+def test_where_two_readings_are_left_an_error_shows_them(case: str) -> None:
+    loss, outputs, targets, name, words, *predictions = TWO_READINGS[case]
+    metrics = MetricsCallback([name], predictions=next(iter(predictions), None))
+    trainer = Trainer(Same(), loss, None, callbacks=[metrics])
+    with pytest.raises(HookOutputError, match=words):
+        trainer.evaluate((outputs, targets), per_device_batch_size=5)
+
+
+def test_targets_may_be_shares_in_training_and_class_numbers_in_evaluation() -> None:
+    mixed = 0.9 * nn.functional.one_hot(CLASSES, 3).float() + 0.1 / 3
+    evaluated = {"eval_dataset": (INPUTS, CLASSES)}
+    trainer = run(3, nn.CrossEntropyLoss(), CLASSES, ["accuracy", "f1"], train=(INPUTS, mixed), **evaluated)
+    found = trainer.predict(INPUTS).argmax(1)
+    assert recorded(trainer, "eval_f1") == pytest.approx(theirs.f1_score(CLASSES, found, average="macro"), rel=1e-6)
 
 
 def test_the_task_is_said_and_the_first_set_has_the_plain_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,37 +102,69 @@ def test_the_task_is_said_and_the_first_set_has_the_plain_names(capsys: pytest.C
     assert history.get_metric_values("eval_accuracy") != history.get_metric_values("eval_far_accuracy")
 
 
-def test_functions_of_scikit_learn_get_the_targets_first() -> None:
-    torch.manual_seed(0)
+def test_functions_of_scikit_learn_get_the_targets_first_also_within_others() -> None:
+    @functools.wraps(theirs.zero_one_loss)
+    def wrapped(*rows: Any) -> Any:
+        return theirs.zero_one_loss(*rows)
+
+    squared = functools.partial(theirs.fbeta_score, beta=2, average="macro")
     model = nn.Linear(4, 3)
-    metrics = MetricsCallback(
-        {"kappa": theirs.cohen_kappa_score, "zero_one": theirs.zero_one_loss}, predictions="argmax"
-    )
-    swapped = MetricsCallback({"r2": theirs.r2_score}, predictions=lambda outputs: outputs[:, 0])
-    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), [metrics, swapped])
+    functions = {"kappa": theirs.cohen_kappa_score, "wrong": wrapped, "fbeta": squared}
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, [MetricsCallback(functions, predictions="argmax")])
     values = trainer.evaluate((INPUTS, CLASSES))
-    outputs = trainer.predict(INPUTS)
-    assert values["eval_kappa"] == pytest.approx(theirs.cohen_kappa_score(CLASSES, outputs.argmax(1)), rel=1e-6)
-    assert values["eval_r2"] == pytest.approx(theirs.r2_score(CLASSES, outputs[:, 0]), rel=1e-6)
+    found = trainer.predict(INPUTS).argmax(1)
+    for name, function in functions.items():
+        assert values[f"eval_{name}"] == pytest.approx(function(CLASSES, found), rel=1e-6), name
+    with pytest.raises(ArgumentTypeError, match=r"scorer of scikit-learn.* sklearn\.metrics\.f1_score"):
+        MetricsCallback({"f1": theirs.get_scorer("f1_macro")})
 
 
-def test_an_epoch_of_training_that_is_resumed_has_the_same_metrics(tmp_path: Path) -> None:
-    arguments = (3, nn.CrossEntropyLoss(), CLASSES, ["accuracy", "auc"])
+@pytest.mark.parametrize("stop", [4, 9, 12])  # within the first epoch, at its end, and within the second
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), lambda outputs, targets: F.cross_entropy(outputs, targets)])
+def test_a_resumed_run_has_the_same_metrics(loss: Any, stop: int, tmp_path: Path) -> None:
+    arguments = (3, loss, CLASSES, ["accuracy", "f1"])
     whole = run(*arguments)
-    run(*arguments, SaveAndStop(tmp_path / "state", 12))
+    run(*arguments, SaveAndStop(tmp_path / "state", stop))
     resumed = run(*arguments, resume_from=tmp_path / "state")
-    for name in ("train_accuracy", "train_auc", "eval_auc"):
+    for name in ("train_accuracy", "train_f1", "eval_accuracy", "eval_f1"):
+        assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name), name
+
+
+def test_an_evaluation_that_was_stopped_begins_again(tmp_path: Path) -> None:
+    class StopWithin(TrainerCallback):
+        def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_context.position_in_pass == 14:
+                raise StopTrainingError("in the middle")
+
+    arguments = (3, nn.CrossEntropyLoss(), CLASSES, ["accuracy", "f1"])
+    whole = run(*arguments)
+    run(*arguments, StopWithin(), SaveTrainingStateCallback(tmp_path))
+    resumed = run(*arguments, resume_from=tmp_path)
+    for name in ("eval_accuracy", "eval_f1"):
         assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
 
 
-def test_unknown_names_and_outputs_that_fit_no_task_are_errors() -> None:
-    for names in (["acuracy"], ["accuracy", "mae"]):
-        with pytest.raises(ConfigurationError, match="not known, or belong to different tasks"):
-            MetricsCallback(names)
-    with pytest.raises(
-        HookOutputError, match=r"do not fit the predictions, float32 \[\d+, 3\].*, and the targets, float32 \[\d+, 2\]"
-    ):
-        run(3, lambda outputs, targets: outputs.sum(), NOISE[:, :2], ["mae"])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["acc"], "Did you mean 'accuracy'"),
+        (["f1_score"], "Did you mean 'f1'"),
+        (["Accuracy"], "Did you mean 'accuracy'"),
+        (["roc_auc"], "Did you mean 'auc'"),
+        (["accuracy", "mae"], "mae are for numbers, and accuracy for classes"),
+    ],
+)
+def test_names_that_there_are_not_and_names_of_different_tasks(names: list[str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        MetricsCallback(names)
+
+
+def test_names_and_metrics_of_torchmetrics_may_be_in_one_callback() -> None:
+    import torchmetrics
+
+    metrics = MetricsCallback(["accuracy", torchmetrics.Accuracy(task="multiclass", num_classes=3)])
+    values = Trainer(nn.Linear(4, 3), nn.CrossEntropyLoss(), None, [metrics]).evaluate((INPUTS, CLASSES))
+    assert values["eval_accuracy"] == pytest.approx(values["eval_MulticlassAccuracy"])
 
 
 def test_names_and_functions_may_be_in_callbacks_of_their_own() -> None:

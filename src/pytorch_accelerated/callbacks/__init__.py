@@ -25,6 +25,7 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
+from pytorch_accelerated.callbacks.tasks import Task, is_known_loss, kind_of_task
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
@@ -106,12 +107,15 @@ __all__ = [
     "StepBasedEvaluationCallback",
     "StopAtCallback",
     "StopTrainingError",
+    "Task",
     "TerminateOnNaNCallback",
     "TrackerCallback",
     "TrainerCallback",
     "UnfreezeCallback",
     "WSDCheckpointCallback",
     "get_default_callbacks",
+    "is_known_loss",
+    "kind_of_task",
     "never_ends_a_run",
     "ray_checkpoint",
     "watched_metrics",

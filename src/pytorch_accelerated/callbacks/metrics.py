@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks.named_metrics import Task, check_names, metrics_by_name, rows_for, task_of
+from pytorch_accelerated.callbacks.named_metrics import NUMBER_NAMES, NamedMetrics, check_names
+from pytorch_accelerated.callbacks.tasks import Asked, Task, kind_of_task
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
@@ -33,6 +36,7 @@ Choice = str | Callable[[Any], Any] | None
 
 # "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop.
 _NAMES_OF_LOSSES = ("loss", "loss_epoch")
+_NAMED = "by name"  # the entry of a state; no class of torchmetrics is called so
 
 
 class MetricsCallback(TrainerCallback):
@@ -50,11 +54,12 @@ class MetricsCallback(TrainerCallback):
     epoch, ``intermediate_eval_accuracy`` and ``intermediate_eval_f1``. Of several evaluation sets, the metrics of the
     first are also recorded under these names. Put this callback before the callbacks that log.
 
-    **Names** are those of metrics of torchmetrics: accuracy, balanced_accuracy, precision, recall, f1, auc,
-    average_precision, mcc and top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. What outputs and targets
-    look like tells the task, which is printed: a score for each class and whole numbers; one score for each sample, or
-    for each of its labels, and 0 or 1; numbers of one shape. Averages over classes give each of them the same weight,
-    except for accuracy; labels of -100 do not count.
+    **Names** are accuracy, balanced_accuracy, precision, recall, f1, auc, average_precision, mcc and top_5_accuracy of
+    classes, and mae, mse, rmse and r2 of numbers. accuracy, mae, mse and rmse are exact means over all that counts; the
+    others need torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they leave
+    two readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes: logits or
+    probabilities. Of two classes, precision, recall, f1 and average_precision are those of the class 1; of more, means
+    over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not count.
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
@@ -74,10 +79,10 @@ class MetricsCallback(TrainerCallback):
     a logit is outside [0, 1], so pass probabilities.
 
     Args:
-        metrics: names; or functions and metrics by name; or a metric of torchmetrics, a sequence of them, or a
-            `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its compute
-            groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose states
-            happen to be equal after the first batch.
+        metrics: names; or functions and metrics by name; or a metric of torchmetrics, a sequence of them, also among
+            names, or a `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its
+            compute groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose
+            states happen to be equal after the first batch.
         during_training: whether to compute metrics of torchmetrics, also those by name, in training.
         during_evaluation: whether to compute metrics in evaluations.
         predictions: how predictions come out of the model's outputs. None: the outputs, or the entry "logits" of a
@@ -85,6 +90,11 @@ class MetricsCallback(TrainerCallback):
             entry of that name. A function: what it returns for the outputs of a batch, on the device.
         targets: how targets come out of a batch. None: its second item, or the entry "labels" of a dict. A string: the
             entry of that name. A function: what it returns for the batch.
+        task: for names: "binary", "multiclass", "labels" or "regression".
+        classes_dim: the dimension of the outputs that has the classes, or the labels.
+        ignore_index: the target that does not count; None: that of the loss function, or -100.
+        scores: "logits" or "probabilities".
+        average: of precision, recall, f1, auc and average_precision over the classes: "macro", "micro" or "weighted".
 
     Raises:
         ArgumentTypeError: for a function without a name, or what is no metric.
@@ -97,7 +107,8 @@ class MetricsCallback(TrainerCallback):
 
     # By the prefix of the names under which they are recorded.
     _collections: Mapping[str, MetricCollection] = {}
-    _restored: Mapping[str, list[dict[str, Any]]] = {}
+    _named: Mapping[str, NamedMetrics] = {}
+    _restored: Mapping[str, Any] = {}
     _ranks: Ranks | None = None
 
     def __init__(
@@ -108,11 +119,18 @@ class MetricsCallback(TrainerCallback):
         during_evaluation: bool = True,
         predictions: str | Callable[[Any], Any] | None = None,
         targets: str | Callable[[Any], Any] | None = None,
+        task: str | None = None,
+        classes_dim: int | None = None,
+        ignore_index: int | None = None,
+        scores: str | None = None,
+        average: str | None = None,
     ) -> None:
-        self._names = _names_in(metrics)
+        self._names, others = _names_in(metrics)
+        dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
+        self._asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
         self._is_agreed = False  # on that
-        self._functions, others = ({}, None) if self._names else _divided(metrics)
+        self._functions, others = _divided(others) if others is not None else ({}, None)
         self._rows: dict[str, InMemoryPredictions] = {}  # evaluations of several models may overlap
         self._batches = 0
         self.metrics = None if others is None else _as_collection(others)
@@ -131,7 +149,9 @@ class MetricsCallback(TrainerCallback):
             batch: on the trainer's device.
             batch_output: the output of `calculate_train_batch_loss` or `calculate_eval_batch_loss`.
         """
-        return _predictions_of(batch_output["model_outputs"], self.predictions), _targets_of(batch, self.targets)
+        # Metrics by name take the scores, and find the classes themselves.
+        choice = None if self._names and self.predictions == "argmax" else self.predictions
+        return _predictions_of(batch_output["model_outputs"], choice), _targets_of(batch, self.targets)
 
     @property
     def state_key(self) -> str:
@@ -143,23 +163,21 @@ class MetricsCallback(TrainerCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reset the metrics, unless the epoch is resumed."""
-        if self._measures_training and self.metrics is not None:
-            collection = self._collection(trainer, "train_")
+        if self._measures_training:
             if trainer.run_state.updates_in_epoch == 0:
-                collection.reset()
+                self._forget(trainer, "train_")
+            self._prepare(trainer, "train_")
 
     def on_train_step_end(
         self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
     ) -> None:
         """Update the metrics with a batch."""
         if self._measures_training:
-            rows = self._rows_of(trainer, batch, batch_output)
-            self._collection(trainer, "train_").update(*rows)
+            self._update(trainer, "train_", *self._rows_of(trainer, batch, batch_output))
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the metrics of the epoch."""
         if self._measures_training:
-            self._agree(trainer)
             self._record(trainer, "train_", self._collected(trainer, "train_"))
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -167,16 +185,14 @@ class MetricsCallback(TrainerCallback):
         if self.during_evaluation:
             self._rows.pop(self._key_of(trainer, "eval_"), None)
             self._batches = 0
-            if self.metrics is not None:
-                self._collection(trainer, "eval_").reset()
+            self._forget(trainer, "eval_")
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Update the metrics with a batch."""
         if not self.during_evaluation:
             return
         predictions, targets = self._rows_of(trainer, batch, batch_output)
-        if self.metrics is not None:
-            self._collection(trainer, "eval_").update(predictions, targets)
+        self._update(trainer, "eval_", predictions, targets)
         if self._functions:
             ranks, start = trainer.run_context.ranks, trainer.run_context.position_in_pass
             if start is None:  # in a loop of the user's own, which probably deals batches out in turn
@@ -189,8 +205,7 @@ class MetricsCallback(TrainerCallback):
         """Record the metrics of the evaluation."""
         if not self.during_evaluation:
             return
-        self._agree(trainer)
-        values = {} if self.metrics is None else self._collected(trainer, "eval_")
+        values = self._collected(trainer, "eval_")
         if self._functions:
             rows = self._collector(trainer).finish()
             del self._rows[self._key_of(trainer, "eval_")]
@@ -204,31 +219,68 @@ class MetricsCallback(TrainerCallback):
     on_exception = on_stop_training_error
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the metrics on every rank in an unfinished epoch. Must be called by all ranks."""
-        own = {key: _read_states(collection) for key, collection in self._collections.items()}
+        """The task, and the metrics on every rank in an unfinished epoch. Must be called by all ranks.
+
+        An evaluation that is interrupted begins again.
+        """
+        training = [key for key in {**self._collections, **self._named} if not key.endswith("eval_")]
+        own = {key: self._state_of(key) for key in training}
         per_rank = [own] if self._ranks is None else self._ranks.exchange(own)
         keys = sorted({key for states in per_rank for key in states if states[key]})
-        return {**self._restored, **{key: [states.get(key, {}) for states in per_rank] for key in keys}}
+        task = {} if self._task is None else {"task": dataclasses.asdict(self._task)}
+        return {**self._restored, **task, **{key: [states.get(key, {}) for states in per_rank] for key in keys}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore these states; they are distributed over the ranks when they are needed."""
-        kinds = {"its own": ()} if not isinstance(state, dict) else dict.fromkeys(state, (list,))
-        require_kinds(state, kinds, of=type(self).__name__)
-        self._restored = state
+        lists = dict.fromkeys(set(state) - {"task"}, (list,)) if isinstance(state, dict) else {"its own": ()}
+        require_kinds(state, lists, of=type(self).__name__)
+        self._restored = {key: value for key, value in state.items() if key != "task" and not key.endswith("eval_")}
+        if "task" in state and self._names:
+            self._task = Task(**state["task"])
 
-    def _collection(self, trainer: Trainer, purpose: str) -> MetricCollection:
-        """The metrics of training or of evaluations; another model, whose metrics have a prefix, has its own."""
+    def _state_of(self, key: str) -> dict[str, Any]:
+        states = _read_states(self._collections[key]) if key in self._collections else {}
+        if key in self._named:
+            named = self._named[key]
+            metrics = _read_states(_as_modules(named.metrics)) if named.metrics else {}
+            states[_NAMED] = named.state() | {"metrics": metrics}
+        return states
+
+    def _forget(self, trainer: Trainer, purpose: str) -> None:
+        """Begin a pass."""
         key = self._key_of(trainer, purpose)
-        if key not in self._collections:
+        self._collections = {other: each for other, each in self._collections.items() if other != key}
+        self._named = {other: each for other, each in self._named.items() if other != key}
+        self._restored = {other: each for other, each in self._restored.items() if other != key}
+
+    def _update(self, trainer: Trainer, purpose: str, predictions: Any, targets: Any) -> None:
+        if self._names and self._task is None:
+            is_own = type(self).get_predictions_and_targets is not MetricsCallback.get_predictions_and_targets
+            loss_func = None if is_own or callable(self.predictions) else trainer.loss_func  # it gets something else
+            numbers = self._names[0] in NUMBER_NAMES
+            self._begin(trainer, kind_of_task(loss_func, predictions, targets, self._asked, numbers=numbers))
+        self._prepare(trainer, purpose)
+        key = self._key_of(trainer, purpose)
+        if key in self._collections:
+            self._collections[key].update(predictions, targets)
+        if key in self._named:
+            self._named[key].update(predictions, targets)
+
+    def _prepare(self, trainer: Trainer, purpose: str) -> None:
+        """Make the metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""
+        key, ranks = self._key_of(trainer, purpose), trainer.run_context.ranks
+        self._ranks = ranks
+        saved = self._restored.get(key, [])[ranks.index :: ranks.count]
+        if self.metrics is not None and (saved or key not in self._collections):
             self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
-            self._ranks = trainer.run_context.ranks
-        if key in self._restored:
-            saved = self._restored[key][trainer.run_context.ranks.index :: trainer.run_context.ranks.count]
-            self._restored = {other: states for other, states in self._restored.items() if other != key}
-            self._collections[key].reset()
             with explained_loading(type(self).__name__, "the training state"):
                 _write_states(self._collections[key], saved, to_continue=True)
-        return self._collections[key]
+        if self._task is not None and (saved or key not in self._named):
+            named = NamedMetrics(self._names, self._task, self._asked, trainer.device)
+            self._named = {**self._named, key: named}
+            with explained_loading(type(self).__name__, "the training state"):
+                _add_states(named, [state[_NAMED] for state in saved if _NAMED in state], to_continue=True)
+        self._restored = {other: states for other, states in self._restored.items() if other != key}
 
     def _collector(self, trainer: Trainer) -> InMemoryPredictions:
         key = self._key_of(trainer, "eval_")
@@ -245,7 +297,7 @@ class MetricsCallback(TrainerCallback):
         return trainer.run_history.metric_name_prefix + purpose
 
     def _begin(self, trainer: Trainer, task: Task) -> None:
-        self._task, self.metrics = task, _as_collection(metrics_by_name(self._names, task))
+        self._task = task
         trainer.print(f"Metrics for {task.words}: {', '.join(self._names)}")
 
     def _agree(self, trainer: Trainer) -> None:
@@ -259,24 +311,31 @@ class MetricsCallback(TrainerCallback):
 
     def _rows_of(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-        if self._names:
-            task = self._task or task_of(self._names, predictions, targets)
-            if self._task is None:
-                self._begin(trainer, task)
-            predictions, targets = rows_for(task, predictions, targets)
         if isinstance(predictions, torch.Tensor):
             # Metrics that keep predictions would keep the graph of every batch.
             predictions = predictions.detach()
         return predictions, targets
 
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
-        """The values of the metrics of torchmetrics over all ranks, by name."""
-        collection = self._collection(trainer, purpose)
-        if trainer.run_context.ranks.count > 1:
-            _write_states(collection, trainer.run_context.ranks.exchange(_read_states(collection)))
-        values: dict[str, Any] = collection.compute()
-        collection.reset()
-        return {name: values[name] for name in self._names or values}  # torchmetrics sorts them
+        """The values of a pass over all ranks, by name, which ends it."""
+        self._agree(trainer)
+        self._prepare(trainer, purpose)
+        key, ranks = self._key_of(trainer, purpose), trainer.run_context.ranks
+        values: dict[str, Any] = {}
+        if key in self._named:
+            named = self._named[key]
+            if ranks.count > 1:
+                states = ranks.exchange(self._state_of(key)[_NAMED])
+                named = NamedMetrics(self._names, self._task, self._asked, trainer.device)  # type: ignore[arg-type]
+                _add_states(named, states)
+            values = named.values()
+        if key in self._collections:
+            collection = self._collections[key]
+            if ranks.count > 1:
+                _write_states(collection, ranks.exchange(_read_states(collection)))
+            values |= collection.compute()
+        self._forget(trainer, purpose)
+        return values
 
     def _record(self, trainer: Trainer, name_prefix: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -285,13 +344,27 @@ class MetricsCallback(TrainerCallback):
             trainer.run_context.reports.record(name_prefix + name, value)
 
 
-def _names_in(metrics: Any) -> list[str]:
-    """The names, if `metrics` are names."""
-    names = [metrics] if isinstance(metrics, str) else metrics
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        return []
+def _names_in(metrics: Any) -> tuple[list[str], Any]:
+    """The names among `metrics`, and the rest, or None."""
+    given = [metrics] if isinstance(metrics, str) else metrics
+    if not isinstance(given, (list, tuple)):
+        return [], metrics
+    names = [each for each in given if isinstance(each, str)]
     check_names(names)
-    return list(names)
+    return names, ([each for each in given if not isinstance(each, str)] or None) if names else metrics
+
+
+def _as_modules(metrics: Mapping[str, Metric]) -> Any:
+    """Something whose `named_modules` are these metrics."""
+    return torch.nn.ModuleDict(metrics)
+
+
+def _add_states(named: NamedMetrics, states: Sequence[Mapping[str, Any]], *, to_continue: bool = False) -> None:
+    """Give metrics by name the merged states of several ranks, or of an earlier run."""
+    for state in states:
+        named.add_state(state)
+    if named.metrics:
+        _write_states(_as_modules(named.metrics), [state["metrics"] for state in states], to_continue=to_continue)
 
 
 def _as_collection(metrics: Any) -> MetricCollection:
@@ -398,6 +471,11 @@ def _check_function(name: str, function: Any) -> None:
         raise ConfigurationError(
             f"A metric cannot be called {name!r}, as the trainer's mean loss is. Use another name."
         )
+    if hasattr(function, "_score_func"):
+        raise ArgumentTypeError(
+            f"The metric {name!r} is a scorer of scikit-learn, {function!r}, which takes an estimator. Pass its "
+            f"function, sklearn.metrics.{function._score_func.__name__}, here, and what it needs in `predictions`."
+        )
     if isinstance(function, type) or not callable(function):
         remedy = f"an instance, {function.__name__}(...)" if isinstance(function, type) else "a function"
         raise ArgumentTypeError(
@@ -423,8 +501,8 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
     found: dict[str, float] = {}
     for name, function in functions.items():
         try:
-            is_of_scikit_learn = str(getattr(function, "__module__", "")).startswith("sklearn.")
-            result = function(targets, predictions) if is_of_scikit_learn else function(predictions, targets)
+            rows = (targets, predictions) if _is_of_scikit_learn(function) else (predictions, targets)
+            result = function(*rows)
         except Exception as error:
             raise HookOutputError(
                 f"The function of the metric {name!r} failed with {type(error).__name__}: {error}. It was called with "
@@ -440,6 +518,15 @@ def _values_of(functions: Mapping[str, MetricFunction], predictions: Any, target
                     f"The metric {name!r} returned {value!r:.100}{where}. Return a number, or a dict of numbers."
                 )
     return found
+
+
+def _is_of_scikit_learn(function: Any) -> bool:
+    """Whether a function, or what it wraps, is scikit-learn's, which takes the targets first."""
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        if str(getattr(function, "__module__", "")).startswith("sklearn."):
+            break
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    return str(getattr(function, "__module__", "")).startswith("sklearn.")
 
 
 def _is_of_torchmetrics(metric: Any) -> bool:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback, never_ends_a_run, watched_metrics
 from pytorch_accelerated.extras.report.contents import (
@@ -45,9 +44,10 @@ class ReportCallback(TrainerCallback):
     It shows curves that can be zoomed and read off, best values, events such as saves, skipped updates and
     spikes of the loss (of a `LossSpikeCallback`), the time and the waiting for data of each epoch, and what ran: model,
     optimizer, run config, versions, device, command line and git commit. With classes, it has a confusion matrix and a
-    table by class; and the samples with the highest loss and their indices in the evaluation set, as pictures where
-    inputs are images. These are of the last evaluation or, where a `SaveBestModelCallback` loads the best model at the
-    end, of that model. Put the callback after those that record metrics.
+    table by class, with labels a table by label; and the samples with the highest loss and their indices in the
+    evaluation set, as pictures where inputs are images. These are of the last evaluation or, where a
+    `SaveBestModelCallback` loads the best model at the end, of that model. Put the callback after those that record
+    metrics.
 
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
     resumed run continues it. If something fails, there is one warning, and the run continues. An open page reloads
@@ -172,8 +172,7 @@ class ReportCallback(TrainerCallback):
         self._keep_best_predictions(trainer)  # by now all callbacks have judged those so far
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
-            is_binary = isinstance(trainer.loss_func, nn.BCEWithLogitsLoss)
-            self._predictions = PredictionsOfEvaluation(self.num_samples, is_binary=is_binary)
+            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Collect the predictions of a batch, on the device."""

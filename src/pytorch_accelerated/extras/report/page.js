@@ -443,6 +443,7 @@ function heatStyle(share) {
 function classes(found, of) {
   if (!found) return [];
   const names = found.names;
+  const word = found.word ?? "class";
   const cards = [];
   if (found.matrix) {
     const table = h("table", { class: "matrix" },
@@ -459,10 +460,10 @@ function classes(found, of) {
       h("div", { class: "scroll" }, table)));
   }
   const rows = found.table.map((row) => [row.name, percent(row.precision), percent(row.recall), percent(row.f1), number(row.support)]);
-  cards.push(h("section", { class: "card" }, h("h3", {}, "By class"),
-    found.is_shortened ? h("p", { class: "soft small" }, `The ${rows.length} classes with the lowest f1, of ${found.num_classes}.`) : null,
-    list(rows, ["class", "precision", "recall", "f1", "support"])));
-  return section(`Classes (${of})`,
+  cards.push(h("section", { class: "card" }, h("h3", {}, `By ${word}`),
+    found.is_shortened ? h("p", { class: "soft small" }, `The ${rows.length} with the lowest f1, of ${found.num_classes}.`) : null,
+    list(rows, [word, "precision", "recall", "f1", "support"])));
+  return section(`${found.word ? "Labels" : "Classes"} (${of})`,
     h("p", { class: "soft" }, `${number(found.correct)} of ${number(found.total)} right: ${percent(found.total ? found.correct / found.total : null)}.`),
     h("div", { class: "two" }, cards));
 }

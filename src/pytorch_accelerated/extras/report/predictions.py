@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
 import importlib.util
 import io
@@ -10,6 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+
+from pytorch_accelerated.callbacks import Task, is_known_loss, kind_of_task
+from pytorch_accelerated.errors import HookOutputError
 
 _MAX_CLASSES = 1000  # counts of more would take too much memory
 _MAX_SHOWN_CLASSES = 30  # of a matrix, and of the table by class
@@ -20,8 +25,8 @@ _MAX_SIDE = 128  # pixels of a picture: a dozen of them add some hundred kilobyt
 _MIN_SIDE = 4
 
 
-# Some samples, by column: "loss", "position" in the evaluation (-1 if unknown), "truth", "prediction", with classes
-# "confidence", and "inputs" if they are kept.
+# Some samples, by column: "loss", "position" in the evaluation (-1 if unknown), "inputs" if they are kept; with classes
+# or labels "truth" and "prediction", and "confidence" or "is_right"; with numbers "true_numbers" and "numbers".
 Rows = dict[str, torch.Tensor]
 
 
@@ -40,28 +45,32 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclasses.dataclass
 class PredictionsOfEvaluation:
-    """Collects from the batches of one evaluation: counts of classes, and the samples with the highest loss.
+    """Collects from the batches of one evaluation: counts of classes or labels, and the samples with the highest loss.
 
-    Nothing is read from the device before `on_host`, and memory is bounded, however long the evaluation is. Outputs of
-    shape (samples, classes) with whole numbers as targets are logits, or logarithms of probabilities; their loss is the
-    cross entropy. Targets of the shape of the outputs and of a floating type are those of a regression; their loss is
-    the mean squared error of a sample. Anything else is left out.
+    Nothing is read from the device before `on_host`, and memory is bounded, however long the evaluation is. The loss
+    function, shapes and dtypes tell what outputs and targets are, as for metrics by name; what has two readings is left
+    out. Where only the loss function of the user is known, numbers that are all 0 or 1 are classes: that is decided at
+    the end, by all of them.
 
     Args:
         num_samples: how many samples to keep.
-        is_binary: whether outputs are logits of one class against another, with one for each sample.
+        loss_func: of the trainer, by which samples are ranked.
 
     Attributes:
-        counts: of classes; rows are those that are true.
+        task: what outputs and targets are.
+        counts: of classes, rows are those that are true; or of labels, [labels, 2, 2].
         rows: the samples with the highest loss.
         scatter: two rows of values: what is true, and what is predicted.
+        has_fractions: whether a target was no 0 or 1.
     """
 
     num_samples: int
-    is_binary: bool
+    loss_func: Any = None
+    task: Task | None = None
     counts: torch.Tensor | None = None
     rows: Rows = dataclasses.field(default_factory=dict)
     scatter: torch.Tensor | None = None
+    has_fractions: torch.Tensor | None = None
 
     def add(self, outputs: Any, targets: Any, inputs: Any, start: int | None = None) -> None:
         """Collect from a batch.
@@ -77,53 +86,108 @@ class PredictionsOfEvaluation:
         outputs = outputs.detach()
         if not outputs.is_floating_point() or len(outputs) != len(targets) or not len(outputs):
             return
-        if self.is_binary and outputs.numel() == len(outputs) and targets.numel() == len(outputs):
-            logits = outputs.reshape(-1).float()
-            outputs, targets = torch.stack([torch.zeros_like(logits), logits], dim=1), targets.reshape(-1).long()
-        is_integer = not targets.is_floating_point() and not targets.is_complex()
-        if is_integer and targets.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1:
-            rows = self._classified(outputs.float(), targets.long())
-        elif targets.is_floating_point() and targets.numel() == outputs.numel() and outputs.ndim <= 2:
-            rows = self._estimated(outputs.reshape(len(outputs), -1).float(), targets.reshape(len(outputs), -1).float())
-        else:
-            return
-        if self.num_samples:
+        is_open = self._may_be_numbers(outputs, targets)
+        try:
+            self.task = self.task or kind_of_task(self.loss_func, outputs, targets)
+        except HookOutputError:
+            if not is_open:
+                return
+            self.task = Task("regression", scores="numbers")
+        if is_open:
+            self.has_fractions = ((targets != 0) & (targets != 1)).any() | (self.has_fractions or False)
+        rows = {} if self.task.kind == "regression" else self._classified(self.task, outputs.float(), targets)
+        if is_open or self.task.kind == "regression":
+            rows |= self._estimated(*(each.reshape(len(each), -1).float() for each in (outputs, targets)))
+        if self.num_samples and rows:
+            losses, counts = self._losses(outputs, targets), rows.pop("counts", None)
+            rows["loss"] = losses if counts is None else torch.where(counts, losses, -torch.inf)
             if isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) == len(outputs):
                 rows |= {"inputs": inputs} if inputs[0].numel() <= _MAX_INPUT_ELEMENTS else {}
             positions = torch.arange(len(outputs), device=outputs.device)
             rows["position"] = torch.full_like(positions, -1) if start is None else positions + start
             worst = _worst(rows, self.num_samples)
-            before = self.rows
-            if before and before["truth"].shape[1:] == worst["truth"].shape[1:]:
-                worst = _worst(_joined([before, worst]), self.num_samples)
+            if self.rows and worst["loss"].shape[1:] == self.rows["loss"].shape[1:]:
+                worst = _worst(_joined([self.rows, worst]), self.num_samples)
             self.rows = worst
 
     def on_host(self) -> PredictionsOfEvaluation:
         """A copy in host memory, which ranks can exchange. Waits for the device."""
-        counts, scatter = (None if part is None else part.cpu() for part in (self.counts, self.scatter))
+        parts = (None if part is None else part.cpu() for part in (self.counts, self.scatter, self.has_fractions))
         rows = {name: column.cpu() for name, column in self.rows.items()}
-        return dataclasses.replace(self, counts=counts, rows=rows, scatter=scatter)
+        counts, scatter, has_fractions = parts
+        return PredictionsOfEvaluation(self.num_samples, None, self.task, counts, rows, scatter, has_fractions)
 
-    def _classified(self, logits: torch.Tensor, targets: torch.Tensor) -> Rows:
-        num_classes = logits.shape[1]
-        is_counted = (targets >= 0) & (targets < num_classes)  # others are to be ignored, such as -100
-        truth = torch.where(is_counted, targets, 0)
-        log_probabilities = logits.log_softmax(dim=1)
-        confidence, prediction = log_probabilities.max(dim=1)
-        loss = -log_probabilities.gather(1, truth[:, None])[:, 0]
-        if self.counts is None and num_classes <= _MAX_CLASSES:
-            self.counts = torch.zeros(num_classes, num_classes, dtype=torch.long, device=logits.device)
-        if self.counts is not None and len(self.counts) == num_classes:
-            self.counts.index_put_((truth, prediction), is_counted.long(), accumulate=True)
-        loss = torch.where(is_counted, loss, -torch.inf)
-        return {"loss": loss, "truth": targets, "prediction": prediction, "confidence": confidence.exp()}
+    def _may_be_numbers(self, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+        """Whether the loss leaves open if these are numbers or classes."""
+        return not is_known_loss(self.loss_func) and targets.is_floating_point() and targets.numel() == outputs.numel()
+
+    def _classified(self, task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
+        scores, truth = task.compared(outputs, targets)
+        counts = truth != task.ignored
+        if task.kind == "multiclass":
+            counts &= (truth >= 0) & (truth < task.classes)
+            probabilities = scores.softmax(1) if task.scores != "probabilities" else scores
+            confidence, prediction = probabilities.max(dim=1)
+        else:
+            threshold = 0.5 if task.scores == "probabilities" else 0.0
+            prediction = (scores > threshold).long()
+            chance = scores if task.scores == "probabilities" else scores.sigmoid()
+            confidence = torch.maximum(chance, 1 - chance)
+        self._count(task, torch.where(counts, truth, 0), prediction, counts)
+        if task.kind == "labels" and len(truth) == len(outputs):
+            return {"truth": truth, "prediction": prediction, "is_right": (truth == prediction).all(1)}
+        if len(truth) != len(outputs):  # of the places of a map
+            return {}
+        return {"truth": truth, "prediction": prediction, "confidence": confidence, "counts": counts}
+
+    def _count(self, task: Task, truth: torch.Tensor, prediction: torch.Tensor, counts: torch.Tensor) -> None:
+        classes = task.classes if task.kind == "multiclass" else 2
+        if classes > _MAX_CLASSES:
+            return
+        groups = task.classes if task.kind == "labels" else 1
+        if self.counts is None:
+            self.counts = torch.zeros(groups, classes, classes, dtype=torch.long, device=truth.device)
+        group = torch.arange(groups, device=truth.device).expand(truth.shape) if groups > 1 else torch.zeros_like(truth)
+        self.counts.index_put_((group, truth, prediction), counts.long(), accumulate=True)
 
     def _estimated(self, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
         before = outputs.new_empty(2, 0) if self.scatter is None else self.scatter
         if before.shape[1] < _MAX_SCATTERED:
             pairs = torch.stack([targets.reshape(-1), outputs.reshape(-1)])
             self.scatter = torch.cat([before, pairs[:, : _MAX_SCATTERED - before.shape[1]]], dim=1)
-        return {"loss": (outputs - targets).square().mean(dim=1), "truth": targets, "prediction": outputs}
+        return {"true_numbers": targets, "numbers": outputs}
+
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of each sample, [n]: of the loss function without its mean, of batches of one, or the usual one."""
+        for losses_of in (_without_mean, _one_by_one, _usual):
+            try:
+                losses = losses_of(self.loss_func, outputs, targets)
+            except Exception:  # it takes something else, such as the batch
+                continue
+            if isinstance(losses, torch.Tensor) and losses.ndim and len(losses) == len(outputs):
+                return losses.detach().reshape(len(outputs), -1).float().mean(1).to(outputs.device)
+        return torch.zeros(len(outputs), device=outputs.device)
+
+
+def _without_mean(loss_func: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    """What a loss of torch returns without its mean."""
+    if isinstance(loss_func, nn.Module) and hasattr(loss_func, "reduction"):
+        one = copy.copy(loss_func)
+        one.reduction = "none"
+        return one(outputs, targets)
+    return loss_func(outputs, targets, reduction="none")
+
+
+def _one_by_one(loss_func: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    rows = zip(outputs.split(1), targets.split(1), strict=True)
+    return torch.stack([torch.as_tensor(loss_func(*row)).detach().reshape(()) for row in rows])
+
+
+def _usual(loss_func: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    """The cross entropy of classes, or the squared error."""
+    if not targets.is_floating_point() and outputs.ndim > targets.ndim and outputs.shape[1] > 1:
+        return nn.functional.cross_entropy(outputs, targets.long(), reduction="none")
+    return (outputs.reshape(len(outputs), -1) - targets.reshape(len(outputs), -1)).square()
 
 
 def describe(
@@ -140,22 +204,30 @@ def describe(
         of: what the predictions are from, in words.
         index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
     """
-    counts = [each.counts for each in per_rank if each.counts is not None]
-    has_one_size = len({len(each) for each in counts}) == 1
+    has_numbers = any(each.has_fractions is not None and bool(each.has_fractions) for each in per_rank)
+    is_open = any(each.has_fractions is not None for each in per_rank)
+    counts = [each.counts for each in per_rank if each.counts is not None and not has_numbers]
+    has_one_size = len({each.shape for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
     rows = [each.rows for each in per_rank if each.rows]
+    scattered = [each.scatter for each in per_rank if each.scatter is not None and (has_numbers or not is_open)]
     return {
         "of": of,
         "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
-        "scatter": _describe_scatter([each.scatter for each in per_rank if each.scatter is not None]),
-        "samples": _describe_rows(rows, per_rank[0].num_samples, class_names, index_of),
+        "scatter": _describe_scatter(scattered),
+        "samples": _describe_rows(rows, per_rank[0].num_samples, class_names, index_of, has_numbers=has_numbers),
     }
 
 
 def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """The matrix of counts (rows: truth) if it is small, and a table by class."""
-    names = [_name(index, class_names) for index in range(len(counts))]
-    columns = (counts.diagonal().tolist(), counts.sum(dim=1).tolist(), counts.sum(dim=0).tolist())
+    """The matrix of counts (rows: truth) if it is small, and a table by class or by label."""
+    has_labels = len(counts) > 1
+    matrix = counts[0]
+    names = [_name(index, class_names) for index in range(len(counts) if has_labels else len(matrix))]
+    if has_labels:
+        columns = (counts[:, 1, 1].tolist(), counts[:, 1].sum(1).tolist(), counts[:, :, 1].sum(1).tolist())
+    else:
+        columns = (matrix.diagonal().tolist(), matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist())
     table = [
         {
             "name": name,
@@ -167,17 +239,18 @@ def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) ->
         for name, right, support, predicted in zip(names, *columns, strict=True)
         if support or predicted
     ]
-    is_large = len(counts) > _MAX_SHOWN_CLASSES
+    is_large = len(names) > _MAX_SHOWN_CLASSES
     if is_large:
         table = sorted(table, key=lambda row: row["f1"] or 0.0)[:_MAX_SHOWN_CLASSES]
     return {
         "names": names if not is_large else [],
-        "num_classes": len(counts),
-        "matrix": None if is_large else counts.tolist(),
+        "num_classes": len(names),
+        "matrix": None if is_large or has_labels else matrix.tolist(),
         "table": table,
         "is_shortened": is_large,
-        "correct": int(counts.trace()),
+        "correct": int(counts.diagonal(dim1=1, dim2=2).sum()),
         "total": int(counts.sum()),
+        **({"word": "label"} if has_labels else {}),
     }
 
 
@@ -194,30 +267,41 @@ def _describe_rows(
     num_samples: int,
     class_names: Sequence[str] | None,
     index_of: Callable[[int], int | None],
+    *,
+    has_numbers: bool,
 ) -> dict[str, Any] | None:
-    if not parts or len({rows["truth"].shape[1:] for rows in parts}) > 1:
+    if not parts or len({frozenset((name, column.shape[1:]) for name, column in rows.items()) for rows in parts}) > 1:
         return None
     worst = _worst(_joined(parts), num_samples)
-    has_classes = "confidence" in worst
+    columns = ("true_numbers", "numbers") if has_numbers or "truth" not in worst else ("truth", "prediction")
     described = []
     for place, loss in enumerate(worst["loss"].tolist()):
         if loss == -torch.inf:
             continue  # not counted in the loss
-        truth, prediction, position = (worst[name][place] for name in ("truth", "prediction", "position"))
+        truth, prediction = (worst[name][place] for name in columns)
+        position = worst["position"][place]
         row: dict[str, Any] = {
             "loss": loss,
             "index": None if position < 0 else index_of(int(position)),
-            "target": _name(int(truth), class_names) if has_classes else _numbers(truth),
-            "prediction": _name(int(prediction), class_names) if has_classes else _numbers(prediction),
-            "is_right": bool(truth == prediction) if has_classes else None,
-            "confidence": float(worst["confidence"][place]) if has_classes else None,
+            "target": _in_words(truth, class_names),
+            "prediction": _in_words(prediction, class_names),
+            "is_right": None if columns[0] == "true_numbers" else bool((truth == prediction).all()),
+            "confidence": float(worst["confidence"][place]) if "confidence" in worst and not has_numbers else None,
         }
         if "inputs" in worst:
             inputs = worst["inputs"][place]
             row |= {"image": as_data_uri(inputs)} if looks_like_image(inputs) else {"values": _numbers(inputs)}
         described.append(row)
-    kind = "cross entropy" if has_classes else "squared error"
-    return {"rows": described, "what": f"The samples with the highest {kind}, the highest first."}
+    return {"rows": described, "what": "The samples with the highest loss, the highest first."}
+
+
+def _in_words(value: torch.Tensor, class_names: Sequence[str] | None) -> str:
+    """A class, the labels that a sample has, or numbers."""
+    if value.is_floating_point():
+        return _numbers(value)
+    if not value.ndim:
+        return _name(int(value), class_names)
+    return ", ".join(_name(index, class_names) for index in value.nonzero()[:, 0].tolist()) or "none"
 
 
 def _numbers(tensor: torch.Tensor) -> str:

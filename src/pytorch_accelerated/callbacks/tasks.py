@@ -1,0 +1,265 @@
+"""What the outputs of a model are, and what the targets: the one place that decides it, for metrics and for reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.facts.error_notes import described
+
+KINDS = ("binary", "multiclass", "labels", "regression")
+SCORES = ("logits", "probabilities")
+AVERAGES = ("macro", "micro", "weighted")
+_IGNORED = -100  # no class has a negative number, so that of torch's losses can be left out everywhere
+_F = nn.functional
+# For losses of torch the tasks that they are for, and what the outputs are.
+_LOSSES: dict[Any, tuple[str, str]] = {
+    **dict.fromkeys((nn.CrossEntropyLoss, _F.cross_entropy, nn.NLLLoss, _F.nll_loss), ("multiclass", "logits")),
+    **dict.fromkeys((nn.MultiMarginLoss, _F.multi_margin_loss), ("multiclass", "logits")),
+    **dict.fromkeys((nn.BCEWithLogitsLoss, _F.binary_cross_entropy_with_logits), ("labels", "logits")),
+    **dict.fromkeys((nn.MultiLabelSoftMarginLoss, _F.multilabel_soft_margin_loss), ("labels", "logits")),
+    **dict.fromkeys((nn.BCELoss, _F.binary_cross_entropy), ("labels", "probabilities")),
+    **dict.fromkeys((nn.MSELoss, _F.mse_loss, nn.L1Loss, _F.l1_loss), ("regression", "numbers")),
+    **dict.fromkeys((nn.SmoothL1Loss, _F.smooth_l1_loss, nn.HuberLoss, _F.huber_loss), ("regression", "numbers")),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What the user says of the task; None: it is inferred.
+
+    Attributes:
+        task: one of `KINDS`.
+        classes_dim: the dimension of the outputs that has the classes, or the labels.
+        ignore_index: the target that does not count.
+        scores: one of `SCORES`.
+        average: over the classes; with one, both of two classes count.
+    """
+
+    task: str | None = None
+    classes_dim: int | None = None
+    ignore_index: int | None = None
+    scores: str | None = None
+    average: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, words in (("task", KINDS), ("scores", SCORES), ("average", AVERAGES)):
+            if getattr(self, name) not in (None, *words):
+                raise ConfigurationError(f"`{name}` is {getattr(self, name)!r}: choose one of {', '.join(words)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """How outputs and targets are compared, in the whole run.
+
+    Attributes:
+        kind: one of `KINDS`.
+        classes: how many classes or labels there are; 1 for the others.
+        dim: the dimension of the outputs that has them; None if they have none.
+        scores: "logits", "probabilities", "classes" (the outputs are class numbers), "numbers", or "unsure": logits, as
+            long as a score of the run is below 0 or above 1.
+        ignored: the target that does not count, among whole numbers.
+    """
+
+    kind: str
+    classes: int = 1
+    dim: int | None = None
+    scores: str = "logits"
+    ignored: int = _IGNORED
+
+    @property
+    def words(self) -> str:
+        """The task in words."""
+        what = {
+            "binary": "two classes",
+            "multiclass": f"{self.classes} classes",
+            "labels": f"{self.classes} labels of each sample",
+            "regression": "numbers",
+        }[self.kind]
+        return what + {"probabilities": ", from probabilities", "classes": ", from class numbers"}.get(self.scores, "")
+
+    def compared(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and targets as rows: scores [n], [n, classes] or [n, labels], and targets [n] or [n, labels].
+
+        For numbers both have one shape. Targets of a floating type are of the class with the highest one, or of the
+        class 1 if they are above 1/2. Targets that do not count are still there.
+        """
+        if self.kind == "regression":
+            outputs, targets = _without_last(outputs, targets)
+            return outputs, targets.reshape(outputs.shape)
+        if self.kind == "multiclass" and self.dim is not None:
+            if targets.ndim == outputs.ndim:
+                targets = targets.argmax(self.dim)
+            return outputs.movedim(self.dim, -1).reshape(-1, self.classes), targets.reshape(-1).long()
+        if self.kind == "binary" and self.dim is not None and self.classes == 2:  # the difference of two scores
+            if targets.ndim == outputs.ndim and targets.shape == outputs.shape:
+                targets = targets.select(self.dim, 1)
+            first, second = outputs.select(self.dim, 0), outputs.select(self.dim, 1)
+            outputs = second if self.scores == "probabilities" else second - first
+        if targets.is_floating_point():
+            targets = targets > 0.5
+        if self.kind == "labels":
+            assert self.dim is not None
+            rows = [each.movedim(self.dim, -1).reshape(-1, self.classes) for each in (outputs, targets)]
+            return rows[0], rows[1].long()
+        return outputs.reshape(-1), targets.reshape(-1).long()
+
+
+def kind_of_task(
+    loss_func: Any, outputs: Any, targets: Any, asked: Asked | None = None, *, numbers: bool = False
+) -> Task:
+    """The task, from the shapes and dtypes of a batch and the loss; the values of the batch are not looked at.
+
+    Args:
+        loss_func: of the trainer; None if the model has its own.
+        outputs: of the model for a batch.
+        targets: of the batch.
+        asked: what the user says.
+        numbers: whether metrics of numbers are asked for.
+
+    Raises:
+        HookOutputError: if there is no reading, or more than one; shows them, and what to say.
+    """
+    asked = asked or Asked()
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:
+        raise _no_task(outputs, targets, "they are no tensors with a row for each sample")
+    known = _of_loss(loss_func)
+    kind, scores = known or (None, "unsure")
+    scores = asked.scores or scores
+    ignored = getattr(loss_func, "ignore_index", _IGNORED) if asked.ignore_index is None else asked.ignore_index
+    if not outputs.is_floating_point():
+        scores = "classes"
+    if asked.task == "regression" or numbers or (kind == "regression" and asked.task is None):
+        if not numbers and asked.task is None and not _are_numbers(outputs, targets):
+            raise _no_task(outputs, targets, f"{_name_of(loss_func)} is for numbers of one shape")
+        if _without_last(outputs, targets)[0].numel() != targets.numel():
+            raise _no_task(outputs, targets, "numbers need equal shapes")
+        return Task("regression", scores="numbers")
+    if scores == "classes":
+        return _of_class_numbers(outputs, targets, asked, ignored)
+    readings = _readings(kind, outputs, targets)
+    if asked.task is not None:
+        readings = [each for each in readings if _fits(each, asked.task)] or _asked_for(asked, outputs, targets)
+    if asked.classes_dim is not None:
+        dim = asked.classes_dim % outputs.ndim
+        readings = [each for each in readings if each.dim in (dim, None)] or readings[:0]
+    if len(readings) != 1:
+        raise _no_task(outputs, targets, *(f"{each.words} (`{_how_to_ask(each, readings)}`)" for each in readings))
+    scores = "logits" if scores == "numbers" else scores
+    task = dataclasses.replace(readings[0], scores=scores, ignored=ignored)
+    is_of_both = (
+        task.classes == 2 and task.kind == "binary" and (asked.task == "multiclass" or asked.average is not None)
+    )
+    return dataclasses.replace(task, kind="multiclass") if is_of_both else task
+
+
+def is_known_loss(loss_func: Any) -> bool:
+    """Whether a loss of torch tells what outputs and targets are."""
+    return _of_loss(loss_func) is not None
+
+
+def _of_loss(loss_func: Any) -> tuple[str, str] | None:
+    while isinstance(loss_func, functools.partial):
+        loss_func = loss_func.func
+    kinds = [kind for kind in type(loss_func).__mro__ if kind in _LOSSES]
+    if kinds and type(loss_func).forward is not kinds[0].forward:
+        return None
+    try:
+        return _LOSSES.get(kinds[0] if kinds else loss_func)
+    except TypeError:  # not hashable
+        return None
+
+
+def _name_of(loss_func: Any) -> str:
+    return str(getattr(loss_func, "__name__", type(loss_func).__name__))
+
+
+def _are_numbers(outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+    return targets.is_floating_point() and outputs.numel() == targets.numel()
+
+
+def _without_last(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without a last dimension of 1, which one of them may have and the other not."""
+    if outputs.ndim > 1 and outputs.shape[-1] == 1 and outputs.ndim != targets.ndim:
+        return outputs.squeeze(-1), targets
+    return outputs, targets
+
+
+def _readings(kind: str | None, outputs: torch.Tensor, targets: torch.Tensor) -> list[Task]:
+    """What outputs and targets of such shapes can be, for a loss of that kind."""
+    readings: list[Task] = []
+    is_same = outputs.numel() == targets.numel() and outputs.shape[:1] == targets.shape[:1]
+    if not is_same and not targets.is_floating_point():
+        dims = [1] if kind == "multiclass" else sorted({1, outputs.ndim - 1} - {0})
+        for dim in dims:
+            if outputs.ndim > 1 and (*outputs.shape[:dim], *outputs.shape[dim + 1 :]) == tuple(targets.shape):
+                readings.append(_of_classes(outputs, dim))
+        return readings
+    if not is_same:
+        return readings
+    if kind == "multiclass":
+        if outputs.ndim > 1 and outputs.shape == targets.shape and outputs.shape[1] > 1:
+            readings.append(_of_classes(outputs, 1))  # one-hot, or shares of classes
+        elif outputs.ndim > 1 and outputs.shape[1] == 1 and not targets.is_floating_point():
+            readings.append(_of_classes(outputs, 1))
+        return readings
+    width = outputs.shape[1] if outputs.ndim > 1 else 1
+    if width == 1 or outputs.numel() == len(outputs):
+        return [Task("binary")]
+    if outputs.ndim == 2:
+        readings.append(Task("labels", width, 1))
+        if kind is None and targets.is_floating_point():
+            readings.append(_of_classes(outputs, 1))
+        return readings
+    return [Task("binary"), Task("labels", width, 1)]
+
+
+def _of_classes(outputs: torch.Tensor, dim: int) -> Task:
+    classes = outputs.shape[dim]
+    return Task("binary", classes, dim) if classes == 2 else Task("multiclass", classes, dim)
+
+
+def _fits(reading: Task, task: str) -> bool:
+    return reading.kind == task or (task == "multiclass" and reading.dim is not None and reading.classes == 2)
+
+
+def _asked_for(asked: Asked, outputs: torch.Tensor, targets: torch.Tensor) -> list[Task]:
+    """The reading that the user asks for, if shapes allow it although the loss does not suggest it."""
+    is_same = outputs.shape == targets.shape
+    dim = 1 if asked.classes_dim is None else asked.classes_dim % outputs.ndim
+    if asked.task == "binary" and outputs.numel() == targets.numel():
+        return [Task("binary")]
+    if asked.task in ("labels", "multiclass") and is_same and outputs.ndim > dim:
+        return [Task(asked.task, outputs.shape[dim], dim)]
+    return []
+
+
+def _of_class_numbers(outputs: torch.Tensor, targets: torch.Tensor, asked: Asked, ignored: int) -> Task:
+    """The task of predictions that are whole numbers already."""
+    if outputs.numel() != targets.numel():
+        raise _no_task(outputs, targets, "class numbers need one target each")
+    is_binary = asked.task == "binary" or (asked.task is None and outputs.dtype is torch.bool)
+    return Task("binary" if is_binary else "multiclass", 1, None, "classes", ignored)
+
+
+def _how_to_ask(reading: Task, readings: list[Task]) -> str:
+    others = [each for each in readings if each is not reading]
+    if any(each.kind == reading.kind for each in others):
+        return f"classes_dim={reading.dim}"
+    return f"task={reading.kind!r}"
+
+
+def _no_task(outputs: Any, targets: Any, *reasons: str) -> HookOutputError:
+    what = f"The outputs are {described(outputs)}, and the targets {described(targets)}: "
+    if len(reasons) > 1:
+        return HookOutputError(f"{what}{' or '.join(reasons)}. Say which to MetricsCallback.")
+    why = reasons[0] if reasons else "no task has such shapes with this loss"
+    return HookOutputError(
+        f"{what}{why}. For classes, give a score for each and whole numbers, or one score and 0 or 1; for numbers, "
+        "equal shapes. `task`, `classes_dim`, `predictions` and `targets` of MetricsCallback say what they are."
+    )
