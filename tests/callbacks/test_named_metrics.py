@@ -15,6 +15,7 @@ from pytorch_accelerated.callbacks import (
     DEFAULT_CALLBACKS,
     EarlyStoppingCallback,
     MetricsCallback,
+    ModelEmaCallback,
     SaveTrainingStateCallback,
     StopTrainingError,
     TrainerCallback,
@@ -179,6 +180,18 @@ def test_names_and_functions_may_be_in_callbacks_of_their_own() -> None:
     trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks, metrics=["accuracy"])
     found = trainer.evaluate((INPUTS, CLASSES))
     assert found["eval_right"] == pytest.approx(found["eval_accuracy"]) == 1 - found["eval_wrong"]
+
+
+def test_the_metrics_of_a_trainer_are_those_of_an_average_too(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    path = tmp_path / "average.pt"
+    average = ModelEmaCallback(0.5, save_path=path, watch_metric="ema_model_eval_f1", greater_is_better=True)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.5), [average], metrics=["f1"])
+    trainer.train((INPUTS, CLASSES), 2, (INPUTS, CLASSES))
+    found = average.ema_model.module(INPUTS).argmax(1)
+    expected = theirs.f1_score(CLASSES, found, average="macro")
+    assert recorded(trainer, "ema_model_eval_f1") == pytest.approx(expected, rel=1e-6)
+    assert recorded(trainer, "eval_f1") != recorded(trainer, "ema_model_eval_f1")
 
 
 def test_an_ellipsis_stands_for_the_default_callbacks_and_metrics_come_first() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_diabetes
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -343,6 +343,46 @@ def test_an_evaluation_after_training_keeps_the_curves(tmp_path: Path):
     predictions = run["predictions"][""]
     assert (predictions["of"], predictions["classes"]["total"]) == ("evaluate()", 300)
     assert run["events"][-1]["text"].startswith("evaluation_loss ")
+
+
+def one_by_one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets)
+
+
+@pytest.mark.parametrize("kind", ["labels", "one logit", "own loss", "maps"])
+def test_predictions_are_those_of_the_loss_and_of_scikit_learn(kind: str, tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    width = {"labels": 5, "maps": 3}.get(kind, 1)
+    inputs = torch.randn(60, width, *((4, 4) if kind == "maps" else ()), generator=generator)
+    noise = torch.randn(inputs.shape, generator=generator)
+    targets = (inputs + noise).argmax(1) if kind == "maps" else (inputs + noise > 0).float()
+    model = nn.Conv2d(3, 3, 1) if kind == "maps" else nn.Linear(width, width)
+    nn.init.dirac_(model.weight) if kind == "maps" else nn.init.eye_(model.weight)
+    loss: Any = {"maps": nn.CrossEntropyLoss(), "own loss": one_by_one}.get(kind, nn.BCEWithLogitsLoss())
+    trainer = Trainer(model, loss, None, callbacks=[ReportCallback(tmp_path / "run.html", num_samples=8)])
+    trainer.evaluate((inputs, targets), per_device_batch_size=7)
+    found = run_on_page(tmp_path / "run.html")["predictions"][""]
+    with torch.no_grad():
+        outputs = model(inputs)
+    losses = [loss(outputs[[row]], targets[[row]]).item() for row in range(60)]
+    predicted = outputs.argmax(1) if kind == "maps" else (outputs > 0).float()
+    assert found["classes"]["correct"] == int((predicted == targets).sum())
+    support = targets.sum(0).tolist() if kind == "labels" else None
+    if kind == "maps":
+        assert found["classes"]["matrix"] == confusion_matrix(targets.flatten(), predicted.flatten()).tolist()
+        return
+    worst = sorted(range(60), key=lambda row: -losses[row])[:8]
+    assert [row["index"] for row in found["samples"]["rows"]] == worst
+    assert [row["loss"] for row in found["samples"]["rows"]] == pytest.approx([losses[row] for row in worst], rel=1e-5)
+    assert [row["is_right"] for row in found["samples"]["rows"]] == [
+        bool((predicted[row] == targets[row]).all()) for row in worst
+    ]
+    if support:
+        table = found["classes"]["table"]
+        expected = f1_score(targets.numpy(), predicted.numpy(), average=None)
+        assert [row["f1"] for row in table] == pytest.approx(expected.tolist())
+        assert [row["support"] for row in table] == support
+        assert found["scatter"] is None
 
 
 def test_regression_shows_what_is_predicted_over_what_is_true(tmp_path: Path):

@@ -136,7 +136,9 @@ def cases() -> Iterator[Case]:
     yield Case("said to be probabilities", own, between, rare, of_two(rare, between, 0.5), {"scores": "probabilities"})
     yield Case("said to be logits", own, between, rare, of_two(rare, between, 0), {"scores": "logits"})
     squashed = {"predictions": torch.sigmoid, "scores": "probabilities"}
-    yield Case("squashed by the user", logits, one, rare.float(), of_two(rare, expit(one.double().numpy()), 0.5), squashed)
+    yield Case(
+        "squashed by the user", logits, one, rare.float(), of_two(rare, expit(one.double().numpy()), 0.5), squashed
+    )
     missing = rare.clone()
     missing[4:30:2] = -100
     yield Case("one logit, -100", own, one, missing, of_two(*without(-100, missing, one), 0))

@@ -25,7 +25,10 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
 
 def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]:
     """The callbacks of a trainer: metrics first, the default ones in place of ``...``, a limit from the environment."""
-    chosen: list[Any] = [] if metrics is None else [MetricsCallback(metrics)]
+    chosen: list[Any] = []
+    if metrics is not None:
+        chosen.append(MetricsCallback(metrics))
+        chosen[0].measures_averages = True
     for callback in callbacks:
         chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
     limit = batch_limit_from_environment()

@@ -104,6 +104,8 @@ class MetricsCallback(TrainerCallback):
     """
 
     ranks_agree_after_each_update = False
+    #: Whether averages of the weights are measured, too.
+    measures_averages = False
 
     # By the prefix of the names under which they are recorded.
     _collections: Mapping[str, MetricCollection] = {}
@@ -113,7 +115,7 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(
         self,
-        metrics: Sequence[str] | Metric | MetricCollection | Sequence[Metric] | Mapping[str, Any],
+        metrics: Sequence[str | Metric] | Metric | MetricCollection | Mapping[str, Any],
         *,
         during_training: bool = True,
         during_evaluation: bool = True,

@@ -166,7 +166,7 @@ def is_known_loss(loss_func: Any) -> bool:
 def _of_loss(loss_func: Any) -> tuple[str, str] | None:
     while isinstance(loss_func, functools.partial):
         loss_func = loss_func.func
-    kinds = [kind for kind in type(loss_func).__mro__ if kind in _LOSSES]
+    kinds: list[Any] = [kind for kind in type(loss_func).__mro__ if kind in _LOSSES]
     if kinds and type(loss_func).forward is not kinds[0].forward:
         return None
     try:

@@ -49,7 +49,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         watch_metric: the metric that decides which average is the best.
         greater_is_better: whether larger values are better.
         model_ema: creates the average from the model and ``decay``; a subclass of `ModelEma` can have another rule.
-        callbacks: classes or instances whose events are fired while the average is evaluated.
+        callbacks: classes or instances whose events are fired while the average is evaluated, besides the metrics of
+            ``Trainer(metrics=...)``.
         name: of the average, with which its metrics begin, and after which its file is called. Several averages that
             have the same name are called after their files.
 
@@ -135,8 +136,13 @@ class ModelEmaCallback(SaveBestModelCallback):
         if is_training and not is_intermediate and self._is_measured(trainer):
             with self._as_module(trainer) as module:
                 trainer.run_context.evaluation_sets.evaluate_other_model(
-                    module, metric_name_prefix=f"{self.name}_", callbacks=self.callbacks
+                    module, metric_name_prefix=f"{self.name}_", callbacks=self._callbacks_of_average(trainer)
                 )
+
+    def _callbacks_of_average(self, trainer: Trainer) -> list[Any]:
+        """Those given, and the metrics of `Trainer(metrics=...)`, which are of every model that is evaluated."""
+        measures = [each for each in trainer.callback_handler if getattr(each, "measures_averages", False)]
+        return [*self.callbacks, *(each for each in measures if each not in self.callbacks)]
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it is the best so far."""

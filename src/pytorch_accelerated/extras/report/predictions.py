@@ -172,14 +172,14 @@ class PredictionsOfEvaluation:
 def _without_mean(loss_func: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
     """What a loss of torch returns without its mean."""
     if isinstance(loss_func, nn.Module) and hasattr(loss_func, "reduction"):
-        one = copy.copy(loss_func)
+        one: Any = copy.copy(loss_func)
         one.reduction = "none"
         return one(outputs, targets)
     return loss_func(outputs, targets, reduction="none")
 
 
 def _one_by_one(loss_func: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
-    rows = zip(outputs.split(1), targets.split(1), strict=True)
+    rows = zip(torch.split(outputs, 1), torch.split(targets, 1), strict=True)
     return torch.stack([torch.as_tensor(loss_func(*row)).detach().reshape(()) for row in rows])
 
 
