@@ -9,7 +9,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.__main__ import main
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback, SWACallback, TrainerCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, StopTrainingError, SWACallback, TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
 from tests.support.resuming import SaveAndStop
 
@@ -67,6 +67,41 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
     whole, again = (torch.load(tmp_path / name)["model_state_dict"] for name in ("whole.pt", "again.pt"))
     for name, value in whole.items():
         assert torch.equal(again[name], value), name
+
+
+class Stop(TrainerCallback):
+    """Stops at an event of the second epoch."""
+
+    def __init__(self, event: str) -> None:
+        setattr(self, event, self.stop)
+
+    def stop(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_history.current_epoch == 2 and trainer.run_state.updates_in_epoch:
+            raise StopTrainingError("enough")
+
+
+@pytest.mark.parametrize("end", ["on_training_run_epoch_end", "on_optimizer_step_end", "limit", "no evaluation set"])
+def test_a_run_that_ends_early_has_its_average(end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends, swa = Ends(), SWACallback(0, save_path=tmp_path / "swa.pt")
+    arguments: dict[str, Any] = {"max_num_train_steps": 8} if end == "limit" else {}
+    arguments |= {"eval_dataset": None} if end == "no evaluation set" else {}
+    stoppers = [Stop(end)] if end.startswith("on_") else []
+    trainer = run(ends, swa, *stoppers, **arguments)
+    saved = torch.load(tmp_path / "swa.pt")["model_state_dict"]
+    assert swa.averaged_epochs == len(ends.weights) == {"no evaluation set": 4, "on_optimizer_step_end": 1}.get(end, 2)
+    mean = torch.stack([weights["0.weight"] for weights in ends.weights]).mean(0)
+    torch.testing.assert_close(saved["0.weight"], mean, rtol=1e-12, atol=0)
+    with torch.no_grad():
+        hidden = INPUTS @ saved["0.weight"].T + saved["0.bias"]
+    torch.testing.assert_close(saved["1.running_mean"], hidden.mean(0), rtol=1e-12, atol=1e-12)
+    found = [name for name in trainer.run_history.get_metric_names() if name.startswith("swa_model")]
+    assert found == ([] if end == "no evaluation set" else ["swa_model_eval_loss_epoch"])
+    if found:
+        model = new_model()
+        model.load_state_dict(saved)
+        loss = Trainer(model, nn.MSELoss(), None, callbacks=()).evaluate(ROWS)["evaluation_loss"]
+        assert trainer.run_history.get_latest_metric(found[0]) == pytest.approx(loss, rel=1e-9)
+    assert ("the run ended early" in capsys.readouterr().out) == end.startswith("on_")
 
 
 def test_without_an_evaluation_the_average_is_saved_at_the_end(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             each.watch_metric = f"{each.name}_{metric}"
         if len({each.name for each in averages}) < len(averages):
             raise DuplicateCallbackError(f"Several averages are called {self.name!r}. Give each its own `name`.")
-        if self.evaluate_during_training:
+        if self._evaluates(trainer):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
             self._refuse_shared_path(trainer)
@@ -134,10 +134,13 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer.run_context.loaders.train is not None
         if is_training and not is_intermediate and self._is_measured(trainer):
-            with self._as_module(trainer) as module:
-                trainer.run_context.evaluation_sets.evaluate_other_model(
-                    module, metric_name_prefix=f"{self.name}_", callbacks=self._callbacks_of_average(trainer)
-                )
+            self._evaluate(trainer)
+
+    def _evaluate(self, trainer: Trainer) -> None:
+        with self._as_module(trainer) as module:
+            trainer.run_context.evaluation_sets.evaluate_other_model(
+                module, metric_name_prefix=f"{self.name}_", callbacks=self._callbacks_of_average(trainer)
+            )
 
     def _callbacks_of_average(self, trainer: Trainer) -> list[Any]:
         """Those given, and the metrics of `Trainer(metrics=...)`, which are of every model that is evaluated."""
@@ -152,8 +155,10 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it was never evaluated."""
         self._tell_of_lost(trainer)
-        if self.evaluate_during_training:
-            return
+        if not self._evaluates(trainer):
+            self._save_at_end(trainer)
+
+    def _save_at_end(self, trainer: Trainer) -> None:
         if not isinstance(self._average(trainer), ShardedEma):
             trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
@@ -177,9 +182,13 @@ class ModelEmaCallback(SaveBestModelCallback):
         require_kinds(state, {"ema_model": (dict, OrderedDict, type(None))}, of=type(self).__name__)
         self._loaded_weights = state["ema_model"]  # a resumed run loads states before it makes the average
 
-    def _is_measured(self, trainer: Trainer) -> bool:
-        """Whether the average is evaluated, and saved if it is the best, in this epoch."""
+    def _evaluates(self, trainer: Trainer) -> bool:
+        """Whether the run evaluates the average, and saves it if it is the best."""
         return self.evaluate_during_training
+
+    def _is_measured(self, trainer: Trainer) -> bool:
+        """Whether that happens in this epoch."""
+        return self._evaluates(trainer)
 
     def _average(self, trainer: Trainer) -> Any:
         if self._ema_model is None:
@@ -207,14 +216,15 @@ class ModelEmaCallback(SaveBestModelCallback):
 class SWACallback(ModelEmaCallback):
     """Averages the weights that the model has at the ends of the last epochs: stochastic weight averaging.
 
-    The average is evaluated and saved at the end of the run; the names of its metrics begin with its own name. The
+    The average is evaluated, if there is an evaluation set, and saved at the end of the run, also of one that ends early:
+    by early stopping, another callback, a signal or a limit. The names of its metrics begin with its own name. The
     statistics of its BatchNorm layers are computed anew before, in one pass over the training data; those of a sharded
     model are averages, too. The trainer's own model is never changed. A rate that stays high, such as that of torch's
     ``SWALR``, makes it useful.
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).
-        evaluate_during_training: whether there is an evaluation set on which to evaluate the average.
+        evaluate_during_training: whether to evaluate the average on the evaluation set, if there is one.
         save_path, callbacks, name: see `ModelEmaCallback`.
 
     Attributes:
@@ -227,6 +237,7 @@ class SWACallback(ModelEmaCallback):
     """
 
     _kinds = {**KINDS_OF_BEST, "averaged_epochs": (int,)}
+    _is_finished = False
     on_optimizer_step_end = TrainerCallback.on_optimizer_step_end
 
     def __init__(
@@ -247,6 +258,7 @@ class SWACallback(ModelEmaCallback):
         """Begin anew, or continue the average of the run that is being resumed."""
         if trainer.run_state.updates == 0:
             self.averaged_epochs = 0
+        self._is_finished = False
         super().on_training_run_start(trainer, **kwargs)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -257,11 +269,31 @@ class SWACallback(ModelEmaCallback):
             average.decay = self.averaged_epochs / (self.averaged_epochs + 1)
             average.update(trainer.get_model())
             self.averaged_epochs += 1
-        if trainer.run_context.is_last_epoch and self.averaged_epochs:
+        self._is_finished = trainer.run_context.is_last_epoch and self.averaged_epochs > 0
+        if self._is_finished:
             self._refresh_statistics(trainer)
 
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Finish the average of a run that has ended early, and save what was not evaluated."""
+        if not self.averaged_epochs:
+            trainer.print(f"No average was saved: the run has ended before {self.start:.0%} of its epochs were done")
+        elif self._is_finished:
+            super().on_training_run_end(trainer, **kwargs)
+        else:
+            self._refresh_statistics(trainer)
+            if self._evaluates(trainer):
+                self._evaluate(trainer)
+            self._save_at_end(trainer)
+            epochs = "epoch" if self.averaged_epochs == 1 else "epochs"
+            trainer.print(
+                f"Saved the average of {self.averaged_epochs} {epochs} to {self.save_path}: the run ended early"
+            )
+
+    def _evaluates(self, trainer: Trainer) -> bool:
+        return super()._evaluates(trainer) and trainer.eval_dataset is not None
+
     def _is_measured(self, trainer: Trainer) -> bool:
-        return super()._is_measured(trainer) and trainer.run_context.is_last_epoch
+        return super()._is_measured(trainer) and self._is_finished
 
     def _refresh_statistics(self, trainer: Trainer) -> None:
         """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""
