@@ -97,6 +97,66 @@ class Net(nn.Module):
         return outputs
 
 
+def test_folds_that_share_parameters_are_refused() -> None:
+    shared = Net()
+
+    def make(fold: int) -> Trainer:
+        return Trainer(shared, nn.MSELoss(), torch.optim.SGD(shared.parameters(), 0.1), callbacks=())
+
+    with pytest.raises(ConfigurationError, match=r"share the parameters 'stem.weight'.*within `make_trainer`"):
+        cross_validate(make, (INPUTS, TARGETS), KFold(3).split(INPUTS), 1)
+
+
+def of_parts(**parts: nn.Module) -> nn.Module:
+    class OfParts(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.fc(self.body(inputs)) if hasattr(self, "fc") else self.net(inputs)
+            return outputs
+
+    model = OfParts()
+    for name, part in parts.items():
+        model.add_module(name, part)
+    return model
+
+
+class Declared(Net):
+    def get_classifier(self) -> nn.Module:
+        return self.body
+
+
+HEADS: dict[str, Any] = {
+    "defined first": (lambda: of_parts(fc=nn.Linear(4, 1), body=nn.Linear(3, 4)), "fc.weight, fc.bias"),
+    "no parameters last": (
+        lambda: of_parts(body=nn.Linear(3, 4), fc=nn.Linear(4, 1), drop=nn.Dropout()),
+        "fc.weight, fc",
+    ),
+    "in order": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), nn.Identity()), "2.weight, 2.bias"),
+    "declared": (Declared, "body.weight, body.bias"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_head_is_what_the_model_says_and_is_told(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, words = HEADS[kind]
+    fine_tune(make(), nn.MSELoss(), (INPUTS, TARGETS), 1)
+    assert f"The head is {words}" in capsys.readouterr().out.replace("'", "")
+
+
+@pytest.mark.parametrize("model", [of_parts(net=nn.Linear(3, 1)), of_parts(net=nn.Linear(3, 1), other=nn.Linear(1, 1))])
+def test_a_model_that_does_not_say_what_its_head_is_asks(model: nn.Module) -> None:
+    with pytest.raises(ConfigurationError, match=r"children with parameters are 'net'.* head='net'"):
+        fine_tune(model, nn.MSELoss(), (INPUTS, TARGETS), 1)
+
+
+def test_what_was_frozen_before_stays_frozen() -> None:
+    model, watching = Net(), Watching()
+    model.stem.requires_grad_(False)
+    trainer = fine_tune(model, nn.MSELoss(), (INPUTS, TARGETS), 1, callbacks=[watching])
+    assert watching.changed == [{"head"}, {"body", "head"}]
+    trainer.train((INPUTS, TARGETS), 2)  # what the callback itself froze is not the user's
+    assert watching.changed[2:] == [{"head"}, {"body", "head"}]
+
+
 class Watching(TrainerCallback):
     """Notes, at the end of each epoch, which parts have changed in it."""
 

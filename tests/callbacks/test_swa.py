@@ -101,7 +101,7 @@ def test_a_run_that_ends_early_has_its_average(end: str, tmp_path: Path, capsys:
         model.load_state_dict(saved)
         loss = Trainer(model, nn.MSELoss(), None, callbacks=()).evaluate(ROWS)["evaluation_loss"]
         assert trainer.run_history.get_latest_metric(found[0]) == pytest.approx(loss, rel=1e-9)
-    assert ("the run ended early" in capsys.readouterr().out) == end.startswith("on_")
+    assert ("The run ended early" in capsys.readouterr().out) == end.startswith("on_")
 
 
 def test_without_an_evaluation_the_average_is_saved_at_the_end(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class UnfreezeCallback(TrainerCallback):
 
     Args:
         patterns: by epoch, counted from 1, what is trained from then on: a regular expression that is searched in the
-            names of parameters, or several. Parameters of no pattern are never trained.
+            names of parameters, or several. Parameters of no pattern are never trained, nor are those that were frozen
+            before the run.
 
     Raises:
         ConfigurationError: when a run starts, for a pattern that no name has.
@@ -92,10 +93,14 @@ class UnfreezeCallback(TrainerCallback):
             epoch: [names] if isinstance(names, str) else list(names) for epoch, names in sorted(patterns.items())
         }
         self._frozen: list[torch.nn.Parameter] = []
+        self._frozen_here: list[torch.nn.Parameter] = []  # not by the user
+        self._by_hand: set[str] = set()
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check the patterns."""
-        names = [name for name, _ in trainer.get_model().named_parameters()]
+        parameters = dict(trainer.get_model().named_parameters())
+        names, here = list(parameters), {id(each) for each in self._frozen_here}
+        self._by_hand = {name for name, each in parameters.items() if not each.requires_grad and id(each) not in here}
         unknown = [each for of_epoch in self.patterns.values() for each in of_epoch if not _has_any(names, [each])]
         if unknown:
             raise ConfigurationError(
@@ -108,12 +113,16 @@ class UnfreezeCallback(TrainerCallback):
         wanted = [each for first, of_epoch in self.patterns.items() if first <= epoch for each in of_epoch]
         self._frozen = []
         for name, parameter in trainer.get_model().named_parameters():
+            if name in self._by_hand:
+                continue
             is_trained = _has_any([name], wanted)
             if not is_trained:
                 self._frozen.append(parameter)
                 parameter.grad = None
             if trainer.run_context.ranks.count == 1:
                 parameter.requires_grad_(is_trained)
+
+        self._frozen_here = self._frozen
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Drop the gradients of what is frozen."""

@@ -19,6 +19,7 @@ from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
 from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.sharding import has_shards, whole
+from pytorch_accelerated.record.text import folded, format_count
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite, load_canonical
@@ -216,11 +217,11 @@ class ModelEmaCallback(SaveBestModelCallback):
 class SWACallback(ModelEmaCallback):
     """Averages the weights that the model has at the ends of the last epochs: stochastic weight averaging.
 
-    The average is evaluated, if there is an evaluation set, and saved at the end of the run, also of one that ends early:
-    by early stopping, another callback, a signal or a limit. The names of its metrics begin with its own name. The
-    statistics of its BatchNorm layers are computed anew before, in one pass over the training data; those of a sharded
-    model are averages, too. The trainer's own model is never changed. A rate that stays high, such as that of torch's
-    ``SWALR``, makes it useful.
+    The average is evaluated, if there is an evaluation set, and saved at the end of the run, also of one that ends
+    early: by early stopping, another callback, a signal or a limit. Weights within an epoch don't belong to it. The
+    names of its metrics begin with its own name. The statistics of its BatchNorm layers are computed anew before, in
+    one pass over the training data; those of a sharded model are averages, too. The trainer's own model is never
+    changed. A rate that stays high, such as that of torch's ``SWALR``, makes it useful.
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).
@@ -284,10 +285,8 @@ class SWACallback(ModelEmaCallback):
             if self._evaluates(trainer):
                 self._evaluate(trainer)
             self._save_at_end(trainer)
-            epochs = "epoch" if self.averaged_epochs == 1 else "epochs"
-            trainer.print(
-                f"Saved the average of {self.averaged_epochs} {epochs} to {self.save_path}: the run ended early"
-            )
+            epochs = format_count(self.averaged_epochs, "epoch", "epochs")
+            trainer.print(folded(f"The run ended early. Saved the average of {epochs} to {self.save_path}"))
 
     def _evaluates(self, trainer: Trainer) -> bool:
         return super()._evaluates(trainer) and trainer.eval_dataset is not None

@@ -17,11 +17,15 @@ from pytorch_accelerated.data import as_array_dataset
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.extras.optimizers import param_groups
 from pytorch_accelerated.facts.trees import merged
+from pytorch_accelerated.ranks import listed
 from pytorch_accelerated.schedulers import one_cycle
 from pytorch_accelerated.trainer import Trainer
 
 if TYPE_CHECKING:
     from pytorch_accelerated.tracking import RunHistory
+
+# How torchvision, transformers and people call the part that is exchanged.
+_HEADS = {"fc", "head", "heads", "classifier", "score", "qa_outputs", "lm_head", "output_layer", "final_layer"}
 
 
 class CrossValidation(NamedTuple):
@@ -66,7 +70,7 @@ def cross_validate(
 
     Raises:
         TypeError: if `splits` is a splitter, not what it returns, or `eval_dataset` is given.
-        ConfigurationError: if all folds would resume from one folder.
+        ConfigurationError: if all folds would resume from one folder, or train the same parameters.
         DataError: if the folds do not hold out each row exactly once.
     """
     resume_from = train_arguments.pop("resume_from", None)
@@ -87,6 +91,7 @@ def cross_validate(
     trainers, histories, predictions = [], [], []
     for number, (train, held_out) in enumerate(folds):
         trainer = make_trainer(number)
+        _refuse_shared(trainer, trainers)
         unseen = Subset(rows, held_out)
         state = None if resume_from is None else str(resume_from).replace("{fold}", str(number))
         history = trainer.train(Subset(rows, train), num_epochs, unseen, resume_from=state, **train_arguments)
@@ -96,6 +101,17 @@ def cross_validate(
         trainers.append(trainer)
     place = torch.argsort(torch.tensor(order))
     return CrossValidation(merged(lambda parts: torch.cat(parts)[place], predictions), histories, trainers)
+
+
+def _refuse_shared(trainer: Trainer, earlier: Sequence[Trainer]) -> None:
+    """Reject a fold whose model has learned from the rows that it holds out."""
+    known = {id(each) for other in earlier for each in other.get_model().parameters()}
+    shared = [name for name, each in trainer.get_model().named_parameters() if id(each) in known]
+    if shared:
+        raise ConfigurationError(
+            f"Two folds share the parameters {listed(shared)}, so the second has seen the rows that it holds out. Make "
+            "the model within `make_trainer`, anew for each fold."
+        )
 
 
 def fine_tune(
@@ -130,7 +146,9 @@ def fine_tune(
         model: the model.
         loss_func, train_dataset, eval_dataset: see `Trainer`.
         num_epochs: in which all is trained, after `freeze_epochs`.
-        head: a regular expression for the names of the parameters of the head; default: the last module of the model.
+        head: a regular expression for the names of the parameters of the head. Default: what timm's `get_classifier`
+            returns, the last layer of an `nn.Sequential`, or the only child that is called as heads are, such as "fc",
+            "head" or "classifier". What is taken is printed.
         freeze_epochs: the epochs before, in which only the head is trained.
         lr: the highest learning rate of the last layer.
         layer_decay: the rate of a layer as a multiple of that of the layer after it; see `param_groups`.
@@ -140,13 +158,40 @@ def fine_tune(
 
     Returns:
         The trainer, after its run.
+
+    Raises:
+        ConfigurationError: if nothing says which part of the model is the head.
     """
     if head is None:
-        head = f"^{re.escape([name for name, _ in model.named_children()][-1])}[.]"
+        head = f"^{re.escape(_head_of(model))}([.]|$)"
     groups = param_groups(model, lr=lr, no_decay=True, layer_decay=layer_decay)
     optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     stages = {1: head, freeze_epochs + 1: "."} if freeze_epochs else {1: "."}
     trainer = Trainer(model, loss_func, optimizer, [UnfreezeCallback(stages), *callbacks], metrics=metrics, seed=seed)
+    of_head = [name for name, _ in model.named_parameters() if re.search(head, name)]
+    layers = len({group["lr"] for group in groups})
+    rates = [group["lr"] for group in groups]
+    trainer.print(f"The head is {listed(of_head)}; {layers} learning rates, from {min(rates):.1e} to {lr:.1e}")
     settings = {"create_scheduler_fn": one_cycle(), **train_arguments}
     trainer.train(train_dataset, freeze_epochs + num_epochs, eval_dataset, **settings)
     return trainer
+
+
+def _head_of(model: nn.Module) -> str:
+    """The name of the module that is the head, where the model says so."""
+    children = {name: child for name, child in model.named_children() if next(child.parameters(), None) is not None}
+    declared = getattr(model, "get_classifier", None)
+    if callable(declared):
+        head = declared()
+        found = [name for name, module in model.named_modules() if module is head and name in children]
+    elif isinstance(model, nn.Sequential):
+        found = list(children)[-1:]
+    else:
+        found = [name for name in children if name in _HEADS]
+    if len(found) != 1 or len(children) == 1:
+        raise ConfigurationError(
+            f"Which part of the {type(model).__name__} is its new head? Its children with parameters are "
+            f"{', '.join(map(repr, children)) or '(none)'}. Say it by a pattern for names of parameters, such as "
+            f"head={next(iter(model.named_parameters()))[0].rpartition('.')[0]!r}."
+        )
+    return found[0]
