@@ -124,7 +124,7 @@ def test_what_cannot_be_exported_says_why_and_leaves_the_earlier_file(tmp_path: 
 
     changing = Counting()
     odd = Trainer(changing, nn.CrossEntropyLoss(), torch.optim.AdamW(changing.parameters()), callbacks=())
-    with pytest.raises(PytorchAcceleratedError, match="computes another output 0"):
+    with pytest.raises(PytorchAcceleratedError, match="computes something else than"):
         odd.export(path, (INPUTS, LABELS))
 
     class Around(Trainer):
@@ -136,3 +136,21 @@ def test_what_cannot_be_exported_says_why_and_leaves_the_earlier_file(tmp_path: 
         around.export(path, (INPUTS, LABELS))
     assert path.read_text() == "earlier"
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
+
+
+class Softmax(Trainer):
+    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+        return super().calculate_predict_batch_outputs(batch).softmax(1)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("kind", [Trainer, Softmax])
+def test_the_file_has_the_model_also_of_a_run_in_bfloat16_and_says_what_it_has_not(
+    kind: type[Trainer], precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    trainer = kind(model, nn.CrossEntropyLoss(), None, callbacks=(), mixed_precision=precision)
+    path = trainer.export(tmp_path / "model.pt2", (INPUTS, LABELS))
+    with torch.no_grad():
+        torch.testing.assert_close(outputs_of(path, inputs=INPUTS), model(INPUTS))
+    assert ("has the model alone" in capsys.readouterr().out) == (kind is Softmax)

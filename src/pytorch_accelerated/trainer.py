@@ -359,7 +359,9 @@ class Trainer(TrainerHooks):
         all ranks; the first one writes.
 
         The inputs are those of the first batch that `predict` would make of the data. The first dimension may have any
-        size afterwards. What the file computes is compared with `predict`. It says which run it comes from.
+        size afterwards. What the file computes is compared with what the model computes in `predict`; what a
+        hook of yours does around it, such as a softmax, is not in the file, and a line says so. It says which run it
+        comes from.
 
         Args:
             path: ``.onnx`` for ONNX, ``.pt2`` for `torch.export`, ``.safetensors`` for the weights alone. An existing

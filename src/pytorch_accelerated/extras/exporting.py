@@ -7,6 +7,7 @@ import copy
 import inspect
 import itertools
 import json
+import math
 import os
 import tempfile
 import warnings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.trainer import Trainer
 
 _TOLERANCE = 1e-4  # of what another runtime computes in single precision, relative to the largest output
+_TOLERANCE_OF_HALF = 5e-2  # of a prediction in bfloat16 or float16: some of their 8 to 11 bits are lost in each layer
 _KEY = "pytorch_accelerated"  # of the facts of the run
 
 
@@ -38,7 +40,7 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
     if has_shards(bare):
         raise ConfigurationError("A sharded model cannot be exported. Load its weights into a whole one first.")
     with _calls_of(bare) as calls:
-        trainer.predict(DataLoaderSlice(loader, 1))
+        predictions = trainer.predict(DataLoaderSlice(loader, 1))
     if not calls:
         raise ConfigurationError(
             "`calculate_predict_batch_outputs` did not call the model itself, so its inputs are unknown. Export the "
@@ -48,7 +50,14 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
     ranks = trainer.run_context.ranks
     with trainer.run_context.mode.evaluating():
         model = copy.deepcopy(bare).cpu().eval()
-    ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, _facts(trainer, arguments)))
+    is_half = str(trainer.run_context.accelerator.mixed_precision) != "no"
+    tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
+    ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer, arguments)))
+    if len(calls) > 1 or _difference(predictions, outputs) > _TOLERANCE:
+        trainer.print(
+            f"{path} has the model alone: `predict` makes something else of its outputs, or calls it {len(calls)} times. "
+            "Do that where the file is used, or put it into the model."
+        )
     ranks.wait()
     return path
 
@@ -87,26 +96,40 @@ def _facts(trainer: Trainer, arguments: Any) -> dict[str, Any]:
     }
 
 
-def _publish(path: Path, model: nn.Module, arguments: Any, outputs: Any, facts: dict[str, Any]) -> None:
+def _publish(
+    path: Path, model: nn.Module, arguments: Any, outputs: Any, tolerance: float, facts: dict[str, Any]
+) -> None:
     """Write the files beside their places, check what they compute, and move them there."""
+    with torch.no_grad():
+        exact = model(*arguments[0], **arguments[1])
+    if _difference(exact, outputs) > tolerance:
+        raise PytorchAcceleratedError(
+            f"On the CPU in single precision, the model for {path} computes something else than in `predict`, so nothing "
+            "was written. Does its `forward` draw random numbers, decide by values, or change something?"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         run = _WRITERS[path.suffix](Path(folder) / path.name, model, arguments, json.dumps(facts))
-        _compare(run(*arguments[0], **arguments[1]), outputs, path)
+        if _difference(run(*arguments[0], **arguments[1]), exact) > _TOLERANCE:
+            raise PytorchAcceleratedError(
+                f"The file for {path} computes something else than the model, so nothing was written. Does its "
+                "`forward` decide by values, or change something?"
+            )
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):  # the main one last
             os.replace(file, path.parent / file.name)
 
 
-def _compare(found: Any, expected: Any, path: Path) -> None:
-    """Raise an error if the exported model computes something else than `predict` did."""
+def _difference(found: Any, expected: Any) -> float:
+    """The largest difference of two nests of tensors, relative to the largest value; infinite if shapes differ."""
     pairs = list(itertools.zip_longest(leaves(found), tensors_in(expected)))
-    for number, (one, other) in enumerate(pairs):
-        one = torch.as_tensor(one)
-        if one.shape != other.shape or (one - other).abs().max() > _TOLERANCE * max(1.0, other.abs().max().item()):
-            raise PytorchAcceleratedError(
-                f"The model for {path} computes another output {number} than `predict`, so nothing was written. Does "
-                "its `forward` decide by values, or change something?"
-            )
+    largest = 0.0
+    for one, other in pairs:
+        if one is None or other is None or torch.as_tensor(one).shape != other.shape:
+            return math.inf
+        if other.numel():
+            difference = (torch.as_tensor(one).double() - other.double()).abs().max().item()
+            largest = max(largest, difference / max(1.0, other.double().abs().max().item()))
+    return largest
 
 
 def _dynamic_shapes(arguments: Mapping[str, Any]) -> Any:
