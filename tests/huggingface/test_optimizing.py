@@ -150,3 +150,53 @@ def test_a_run_with_it_is_that_of_transformers_and_is_resumed_exactly(name: str,
     resumed = make_trainer(folder, parts={"model": Words()}, **arguments)
     resumed.train(resume_from_checkpoint=True)
     assert_same(everything(resumed)["model"], everything(ours)["model"])
+
+
+def warmed_up(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 2))
+
+
+class Returns(huggingface.Trainer):
+    """Returns what it makes, without assigning it."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        return torch.optim.SGD(self.model.parameters(), 0.2)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        return warmed_up(optimizer or self.optimizer)
+
+
+class TakesStepsAlone(Returns):
+    def create_scheduler(self, num_training_steps: int) -> Any:  # type: ignore[override]
+        self.lr_scheduler = warmed_up(self.optimizer)
+        return self.lr_scheduler
+
+
+class TakesAnything(Returns):
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        return warmed_up(kwargs["optimizer"])
+
+
+@pytest.mark.parametrize("kind", [Returns, TakesStepsAlone, TakesAnything])
+def test_an_optimizer_and_a_schedule_that_are_only_returned_are_used(kind: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, kind=kind, logging_steps=1, num_train_epochs=1)
+    before = trainer.model.linear.weight.detach().clone()
+    trainer.train()
+    rates_logged = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates_logged[:2] == pytest.approx([0.1, 0.2])
+    assert isinstance(trainer.optimizer, torch.optim.SGD)
+    assert not torch.equal(trainer.model.linear.weight, before)
+
+
+def test_gradients_are_said_to_be_complete_in_the_last_batch_of_an_update_only(tmp_path: Path) -> None:
+    class Synced(huggingface.Trainer):
+        seen: list[bool] = []
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            self.seen.append(self.accelerator.sync_gradients)
+            return super().training_step(*args, **kwargs)
+
+    arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "num_train_epochs": 1}
+    make_trainer(tmp_path, kind=Synced, **arguments).train()
+    assert Synced.seen == [False, False, True, False, True][: len(Synced.seen)]
+    assert Synced.seen.count(True) == 2

@@ -55,8 +55,8 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
     ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer, arguments)))
     if len(calls) > 1 or _difference(predictions, outputs) > _TOLERANCE:
         trainer.print(
-            f"{path} has the model alone: `predict` makes something else of its outputs, or calls it {len(calls)} times. "
-            "Do that where the file is used, or put it into the model."
+            f"{path} has the model alone: `predict` makes something else of its outputs, or calls it {len(calls)} "
+            "times. Do that where the file is used, or put it into the model."
         )
     ranks.wait()
     return path
@@ -104,8 +104,8 @@ def _publish(
         exact = model(*arguments[0], **arguments[1])
     if _difference(exact, outputs) > tolerance:
         raise PytorchAcceleratedError(
-            f"On the CPU in single precision, the model for {path} computes something else than in `predict`, so nothing "
-            "was written. Does its `forward` draw random numbers, decide by values, or change something?"
+            f"On the CPU in single precision, the model for {path} computes something else than in `predict`, so "
+            "nothing was written. Does its `forward` draw random numbers, decide by values, or change something?"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:

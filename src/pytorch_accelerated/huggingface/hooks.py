@@ -156,9 +156,18 @@ class TrainerHooks:
     # -------------------------------------------------------------------------------------------- optimizer, schedule
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make `optimizer` and `lr_scheduler`, unless they exist. Override this, or one of the two methods it calls."""
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps=num_training_steps, optimizer=self.optimizer)
+        """Make `optimizer` and `lr_scheduler`, unless they exist. Override this, or one of the two methods it calls.
+
+        What an override returns without assigning it is used, too.
+        """
+        optimizer = self.create_optimizer()
+        self.optimizer = optimizer if self.optimizer is None else self.optimizer
+        # Many take the number of steps alone.
+        taken = inspect.signature(self.create_scheduler).parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        arguments: dict[str, Any] = {"optimizer": self.optimizer} if takes_any or "optimizer" in taken else {}
+        schedule = self.create_scheduler(num_training_steps=num_training_steps, **arguments)
+        self.lr_scheduler = schedule if self.lr_scheduler is None else self.lr_scheduler
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make `optimizer` for the trainable parameters of the model, unless it exists, and return it."""

@@ -70,6 +70,7 @@ class FaceStep(Step):
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
+        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts act on it
         super().run_batch(micro_batch)
         if not micro_batch.is_last:
             self._tell("on_substep_end")
