@@ -1,6 +1,7 @@
 """What commands print for programs is what the page of the command line says."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,61 @@ def test_the_page_has_every_key_that_a_command_prints(command: str, places: Any,
     found = keys_of(found)
     listed = documented(command)
     assert found - {key.partition("[]")[0] for key in listed if "[]" in key} == listed
+
+
+ENDINGS = {
+    "raise KeyError('no data')": (3, "KeyError"),
+    "raise SystemExit(0)": (3, "SystemExit"),
+    "open('gone.csv')": (3, "FileNotFoundError"),
+    "import torch; torch.ones(2) @ torch.ones(3)": (3, "RuntimeError"),
+    "def (": (3, "SyntaxError"),
+    "pass": (2, "ConfigurationError"),  # which returns no trainer
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("is_in_training", [False, True])
+def test_an_error_of_the_script_is_an_object_with_an_exit_code_of_its_own(
+    ending: str, is_in_training: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, kind = ENDINGS[ending]
+    script = tmp_path / "script_that_ends.py"
+    script.write_text(f"def make_run():\n    {ending}\n")
+    if is_in_training and ending not in ("def (", "pass"):
+        own = SCRIPT.replace("Trainer(model", "Own(model")
+        script.write_text(
+            f"{own}\nclass Own(Trainer):\n    def calculate_train_batch_loss(self, batch):\n        {ending}\n"
+        )
+    for command in (["prove", "--updates", 2], ["replay", tmp_path, 1], ["diff", tmp_path, tmp_path]):
+        if command[0] == "prove" or not is_in_training:
+            is_first = command[0] == "diff"  # it looks at the folders before
+            assert run_tool(*command, "--run", f"{script}:make_run", "--json") == (2 if is_first else code)
+            printed = capsys.readouterr()
+            assert json.loads(printed.out)["error"]["type"] == ("ConfigurationError" if is_first else kind)
+            assert ("Traceback" in printed.err) == (code == 3 and not is_first)
+
+
+def test_a_name_that_a_script_lacks_is_found_before_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "script_with_a_mark.py"
+    script.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{SCRIPT}")
+    assert run_tool("replay", tmp_path, 1, "--run", f"{script}:make_rum") == 2
+    assert "has no function 'make_rum'. Did you mean 'make_run'?" in capsys.readouterr().err
+    assert not (tmp_path / "mark").exists()
+    script.write_text("from os.path import *\nglobals()['made'] = lambda: 3")
+    assert run_tool("replay", tmp_path, 1, "--run", f"{script}:made") == 2
+    assert "returned a int" in capsys.readouterr().err
+
+
+def test_what_a_script_and_its_children_print_stays_off_the_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    script = tmp_path / "script_with_noise.py"
+    noise = "import os, subprocess, sys\nprint(1)\nsubprocess.run(['echo', '2'])\nos.write(1, b'3')\n"
+    script.write_text(f"{noise}subprocess.run(['echo', '4'], stdout=sys.stdout)\n{SCRIPT}")
+    run_tool("replay", tmp_path, 1, "--run", f"{script}:make_run", "--json")
+    printed = capfd.readouterr()
+    assert printed.out.startswith('{"format": 1, "command": "replay", "error": {')
+    assert printed.out.count("\n") == 1
+    os.write(1, b"again")
+    assert capfd.readouterr().out == "again"
 
 
 def test_json_is_all_that_is_printed(places: Any, capfd: pytest.CaptureFixture[str]):

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 
-from pytorch_accelerated.errors import PytorchAcceleratedError
+from pytorch_accelerated.errors import PytorchAcceleratedError, SignalExit
 from pytorch_accelerated.extras.commands import checkpoints, proving, runs
 from pytorch_accelerated.extras.commands.command import PROGRAM, Outcome, json_text
 from pytorch_accelerated.record.text import printable, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code: 0 for success, 1 for a negative result, 2 for an error."""
+    """Run a command, and return its exit code.
+
+    0 for success, 1 for a negative result, 2 for an error, 3 for an error of the user's script.
+    """
     options = _parser().parse_args(arguments)
     try:
         outcome = _run(options)
@@ -36,16 +39,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> Outcome:
     try:
-        with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stdout):  # JSON is all that is printed
+        with _silent_stdout() if options.json else contextlib.nullcontext():
             outcome: Outcome = options.run(options)
         return outcome
-    except BrokenPipeError:
+    except (BrokenPipeError, SignalExit):
         raise
-    except (PytorchAcceleratedError, OSError) as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself has proved nothing
+        runs_script = any(getattr(options, name, None) for name in ("place", "place_b"))
+        expected = PytorchAcceleratedError if runs_script else (PytorchAcceleratedError, OSError)
         message = " ".join(str(error).split())
-        if not options.json:
+        if not isinstance(error, expected):
+            traceback.print_exc()
+        elif not options.json:
             show(printable(f"error: {message}"), file=sys.stderr)
-        return Outcome({"error": {"type": type(error).__name__, "message": message}}, exit_code=2)
+        exit_code = 2 if isinstance(error, expected) else 3
+        return Outcome({"error": {"type": type(error).__name__, "message": message}}, exit_code)
+
+
+@contextlib.contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Context in which nothing is printed: not by a script, its child processes, or libraries in C."""
+    stdout = os.dup(1)
+    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
+        os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import pytest
 
 from pytorch_accelerated.callbacks import (
     ReportCallback,
+    ResultCallback,
     SaveTrainingStateCallback,
 )
 from pytorch_accelerated.extras.report.contents import data_in
@@ -115,3 +116,33 @@ def test_a_folder_of_runs_is_compared_with_the_best_run_first(tmp_path: Path):
     assert [run["name"] for run in runs] == ["page", "states only", "a", "c", "b"]
     values = [best["value"] for run in runs for best in run["best"] if best["name"] == "eval_loss_epoch"]
     assert values == sorted(values)
+
+
+def test_a_comparison_takes_the_runs_that_the_ranking_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Folders, pages, results and states, one of them damaged, alone and together."""
+    for name in ("a", "b"):
+        train(
+            trainer_with(ReportCallback(tmp_path / name / "page.html"), ResultCallback(tmp_path / name / "result.json"))
+        )
+    train(trainer_with(ResultCallback(tmp_path / "c" / "result.json"), SaveTrainingStateCallback(tmp_path / "c" / "s")))
+    for name in ("d", "e"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "d" / "result.json").write_text("{")
+
+    def compared(*places: Path) -> list[str]:
+        assert run_tool("compare", *places, "--output", tmp_path / "out" / "page.html", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert all("d is not a record of a run" in each for each in found["left_out"])
+        runs = json.loads(data_in(Path(found["output"]).read_text()) or "")["runs"]
+        return [run["source"] for run in runs] + [str(tmp_path / "d")] * len(found["left_out"])
+
+    def ranked(place: Path) -> list[str]:
+        assert run_tool("runs", place, "--json") == 0
+        return [run["path"] for run in json.loads(capsys.readouterr().out)["runs"]]
+
+    assert len(ranked(tmp_path)) == 4
+    for place in (tmp_path, tmp_path / "a", tmp_path / "c", tmp_path / "c" / "s", tmp_path / "b" / "page.html"):
+        assert compared(place) == ranked(place)
+    for name, words in (("d", "what it holds is damaged"), ("e", "the folder has no run in it")):
+        assert run_tool("compare", tmp_path / "a", tmp_path / name) == 2
+        assert words in capsys.readouterr().err

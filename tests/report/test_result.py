@@ -4,9 +4,14 @@ import contextlib
 import json
 import math
 import os
+import platform
 import re
+import resource
+import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +30,11 @@ from pytorch_accelerated.callbacks import (
     TerminateOnNaNCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.errors import NonFiniteLossError, SignalExit
+from pytorch_accelerated.errors import CheckpointError, NonFiniteLossError, SignalExit
 from pytorch_accelerated.extras.report import result as module
 from tests.report.digits import EVAL, TRAIN, At, Broken, train, trainer_with
+from tests.report.test_verdict import write_result
+from tests.support.tool import run_tool
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "programs.md"
 
@@ -177,6 +184,106 @@ def test_a_resumed_run_continues_its_result(path: Path, tmp_path: Path):
     assert result["alerts"][0]["text"] == "2 updates skipped, gradients not finite"
     train(trainer_with(ResultCallback(path)), 1)
     assert read(path)["started"] > result["updated"]
+
+
+# Full disks, kills, and neighbours
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(made, capture_output=True).returncode:
+        pytest.skip("only the administrator can make a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a power cut")])
+def test_a_full_disk_ends_in_a_status(error: Exception | None, small_disk: Path):
+    def fill() -> None:
+        with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(512)):
+                pass
+
+    class Ends(At):
+        pass
+
+    path, ends = small_disk / "result.json", [] if error is None else [Ends(15, error)]
+    with pytest.raises(RuntimeError) if error else contextlib.nullcontext():
+        train(trainer_with(At(3, fill), *ends, ResultCallback(path)), 3)
+    status = "finished" if error is None else "failed"
+    assert (read(path)["status"], read(path)["updates"]) == (status, 30 if error is None else 15)
+    assert sorted(each.name for each in small_disk.iterdir()) == ["filler", "result.json"]
+
+
+def test_a_result_whose_last_status_cannot_be_written_ends_the_run_with_an_error(path: Path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shrink = At(13, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1])))
+    try:
+        with (
+            pytest.warns(UserWarning, match="File too large"),
+            pytest.raises(CheckpointError, match="could not be written"),
+        ):
+            train(trainer_with(shrink, ResultCallback(path)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert read(path)["status"] == "running"
+    assert os.listdir(path.parent) == ["result.json"]
+
+
+def test_a_killed_run_is_lost_and_a_live_one_is_running(path: Path, capsys: pytest.CaptureFixture[str]):
+    def statuses() -> list[str]:
+        capsys.readouterr()
+        assert run_tool("runs", path.parents[1], "--json") == 0
+        found = json.loads(capsys.readouterr().out)["runs"]
+        assert all(bool(each["reason"]) == (each["status"] == "lost") for each in found)
+        return [each["status"] for each in found]
+
+    seen: list[str] = []
+    train(trainer_with(ResultCallback(path), At(3, lambda: seen.extend(statuses()))))
+    assert seen == ["running"]
+    assert statuses() == ["finished"]
+    process = subprocess.Popen(["sleep", "60"])
+    here = {"status": "running", "pid": process.pid, "host": platform.node(), "updated": time.time()}
+    write_result(path.parent, **here)
+    assert statuses() == ["running"]
+    write_result(path.parent, **{**here, "updated": 1.0})  # of an earlier process with this number
+    assert statuses() == ["lost"]
+    write_result(path.parent, **here)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its parent has not asked yet
+    assert statuses() == ["lost"]
+    process.wait()
+    assert statuses() == ["lost"]
+    elsewhere = {**here, "host": "elsewhere", "seconds": 10.0, "updates": 100}
+    for age, status in ((600, "running"), (4000, "lost")):
+        write_result(path.parent, **{**elsewhere, "updated": time.time() - age})
+        assert statuses() == [status]
+    slow = {**elsewhere, "seconds": 1000.0, "updates": 10, "updated": time.time() - 4000}  # 64 take 6,400 seconds
+    write_result(path.parent, **slow)
+    assert statuses() == ["running"]
+
+
+def test_two_live_runs_that_write_one_result_are_told(path: Path):
+    process = subprocess.Popen(["sleep", "60"])
+    other = {"status": "running", "pid": process.pid, "host": platform.node(), "updated": time.time()}
+    try:
+        write_result(path.parent, **other)
+        with pytest.warns(UserWarning, match=f"two live runs: this one, and process {process.pid} on") as seen:
+            train(trainer_with(ResultCallback(path)))
+        assert len(seen) == 1
+    finally:
+        process.kill()
+        process.wait()
+    write_result(path.parent, **other)
+    train(trainer_with(ResultCallback(path)))  # that run is dead
+    later = At(13, lambda: write_result(path.parent, **{**other, "host": "elsewhere"}) and None)
+    with pytest.warns(UserWarning, match="on elsewhere. Give each a folder"):
+        train(trainer_with(ResultCallback(path), later))
+    assert read(path)["status"] == "finished"
 
 
 # The best value

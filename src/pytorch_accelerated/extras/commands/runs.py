@@ -87,7 +87,11 @@ def _compare(options: argparse.Namespace) -> Outcome:
     values = _judge(options) if options.seeds else {}
     if options.output or not options.seeds:
         values["output"] = options.output or Path("compare.html")
-        write_comparison(options.runs, values["output"], options.metric)
+        left_out = write_comparison(options.runs, values["output"], options.metric)
+        if not options.seeds:
+            values["left_out"] = left_out
+            for reason in left_out:
+                print_line(f"Left out: {reason}")
         print_line(f"Comparison: {values['output']}")
     return Outcome(values)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.extras.report.contents import RunContents, data_in, write_page
-from pytorch_accelerated.extras.report.result import FORMAT
+from pytorch_accelerated.extras.report.result import FORMAT, why_lost
 from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 
 RESULT_FILE = "result.json"
 _LOG_HISTORY_FILE = "trainer_state.json"
-_WITHOUT_RESULT = ("running", "failed", "unreadable")
+_WITHOUT_RESULT = ("running", "failed", "lost", "unreadable")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -41,6 +41,8 @@ def read_run(path: Path) -> RunContents:
             contents = _of_page(path.read_text(encoding="utf-8"))
         if result is not None:
             _add_result(contents, json.loads(result.read_text(encoding="utf-8")))
+        if contents.state.get("status") == "running" and (reason := why_lost(contents.state)):
+            contents.state |= {"status": "lost", "detail": reason}
         for best in contents.best:
             if not {"name", "value", "epoch", "update", "is_main"} <= best.keys():
                 raise ValueError(f"a best value has only {', '.join(best)}")
@@ -142,7 +144,8 @@ def _add_result(contents: RunContents, result: Mapping[str, Any]) -> None:
     """Take what a ``result.json`` says. It knows how the run went, and by which metric it is judged."""
     if result["format"] != FORMAT:
         raise RunFileError(f"its {RESULT_FILE} has format {result['format']!r}, which a newer version may read")
-    contents.state |= {name: result[name] for name in ("status", "epoch", "updates", "seconds", "updated", "error")}
+    taken = ("status", "epoch", "updates", "seconds", "updated", "error", "pid", "host")
+    contents.state |= {name: result[name] for name in taken}
     contents.state["detail"] = result["reason"]
     contents.config = contents.config or dict(result["config"])
     contents.notes = contents.notes or dict(result["notes"])
@@ -164,7 +167,7 @@ def _of_log_history(path: Path) -> RunContents:
     return contents
 
 
-def write_comparison(runs: Sequence[Path], output: Path, metric: str | None = None) -> None:
+def write_comparison(runs: Sequence[Path], output: Path, metric: str | None = None) -> list[str]:
     """Write a page that shows runs side by side, the best first, or the page of a single one.
 
     Args:
@@ -172,16 +175,23 @@ def write_comparison(runs: Sequence[Path], output: Path, metric: str | None = No
         output: the page to write.
         metric: by which to sort them, see `main_metric`.
 
+    Returns:
+        Why some runs in the folders cannot be read, and were left out.
+
     Raises:
         ConfigurationError: if the page would replace one of them, or no run has the metric.
         RunFileError: if one of them is not a record of a run.
         OSError: if the page cannot be written.
     """
-    found = [run for path in runs for run in (path.is_dir() and runs_in(path)) or [path]]
-    replaced = [str(path) for path in found if path.exists() and output.exists() and path.samefile(output)]
+    found = [run for path in runs for run in (path.is_dir() and all_runs(path)) or [read_run(path)]]
+    damaged = [run for run in found if run.state.get("status") == "unreadable"]
+    for run in damaged:
+        if Path(run.source) in runs or len(damaged) == len(found):
+            raise RunFileError(run.state["detail"])
+    replaced = [run.source for run in found if output.exists() and Path(run.source).samefile(output)]
     if replaced:
         raise ConfigurationError(f"The comparison would replace {replaced[0]}, one of the runs. Name another file.")
-    contents = [read_run(path) for path in found]
+    contents = [run for run in found if run not in damaged]
     contents = best_first(contents, main_metric(contents, metric))
     names = [run.name for run in contents]
     for number, run in enumerate(contents, start=1):
@@ -189,6 +199,7 @@ def write_comparison(runs: Sequence[Path], output: Path, metric: str | None = No
             run.name = f"{run.name} ({number})"
     title = " · ".join(run.name for run in contents) if len(contents) < 5 else f"{len(contents)} runs"
     write_page(contents, title, output)
+    return [run.state["detail"] for run in damaged]
 
 
 def main_metric(runs: Sequence[RunContents], wanted: str | None = None) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks import TrainerCallback, never_ends_a_run, watched_metrics
+from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.extras.report.contents import json_value, plain_notes, spike_in_words, write_whole
+from pytorch_accelerated.record import warn_user
+from pytorch_accelerated.record.text import format_duration
 from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:
@@ -21,6 +26,9 @@ FORMAT = 1
 _SECONDS_BETWEEN_WRITES = 10.0
 _SHARE_OF_SLOW_DATA = 0.5
 _MAX_ALERTS = 100
+_RESERVED_BYTES = 2**16  # more than the file grows
+_MOST_SECONDS_OF_SILENCE = 3600.0
+_UPDATES_BETWEEN_WRITES = 64
 
 
 @never_ends_a_run
@@ -37,7 +45,9 @@ class ResultCallback(TrainerCallback):
     heartbeat: the file is written when the run starts and ends, after each epoch, and in between every 10 seconds or 64
     updates, whichever takes longer. A status other than "running" is final.
 
-    Rank 0 writes. A resumed run continues its result. If something fails, there is one warning, and the run continues.
+    Rank 0 writes. A resumed run continues its result. If something fails, there is one warning, and the run continues;
+    space for the last status is held back from the start, and a run whose last status cannot be written ends with an
+    error. Another live run that writes to the same file is named in a warning.
     Put the callback after those that record metrics and save files.
 
     Args:
@@ -55,6 +65,8 @@ class ResultCallback(TrainerCallback):
     _began: float | None = None
     _started = _seconds_before = _next_write = 0.0
     _skipped_updates = 0
+    _reserve: IO[bytes] | None = None
+    _is_written = _has_told = False
 
     def __init__(
         self,
@@ -129,7 +141,14 @@ class ResultCallback(TrainerCallback):
                 self._add_alert(trainer, "non-finite loss", str(failure))
         elif self._ending["status"] == "running":
             self._ending["status"] = "finished"
-        self._write(trainer)
+        try:
+            self._write(trainer)
+        except OSError as error:
+            if self._is_written:  # and says "running"
+                path = self._absolute(self.path)
+                reason = CheckpointError(f"{path} could not be written: {error}. Check the free space of the disk.")
+                trainer.run_context.saves.failures[path] = reason
+            raise
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Write the result with the error, also of a run that has failed before its first update."""
@@ -165,6 +184,7 @@ class ResultCallback(TrainerCallback):
         self._started = before.get("started", time.time() - time.monotonic() + context.stopping.began)
         self._seconds_before, self._alerts = before.get("seconds", 0.0), before.get("alerts", [])
         self._skipped_updates = context.state.skipped_updates
+        self._is_written = self._has_told = False
         self._ending = {"status": "running", "reason": "", "error": None}
 
     def _fail(self, error: BaseException) -> None:
@@ -207,7 +227,42 @@ class ResultCallback(TrainerCallback):
             "config": config,
             "notes": self.notes,
         }
-        write_whole(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", self._absolute(self.path))
+        path = self._absolute(self.path)
+        if not self._has_told and (other := self._other_run(path)):
+            self._has_told = True
+            warn_user(context.ranks, f"{path} is written by two live runs: this one, and {other}. Give each a folder.")
+        self._publish(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", path)
+        self._is_written = True
+
+    def _other_run(self, path: Path) -> str:
+        """The process of another run that is writing the file; "" if none is known."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            who = f"process {found['pid']} on {found['host']}"
+            is_own = (found["pid"], found["host"]) == (os.getpid(), platform.node())
+            is_here = found["host"] == platform.node() and found["status"] == "running"
+            if not is_own and (self._is_written or is_here and not has_ended(found)):
+                return who
+        return ""
+
+    def _publish(self, text: str, path: Path) -> None:
+        """Write the file, on a full disk with the space that was held back for it."""
+        is_last, reserve = self._ending["status"] != "running", self._reserve
+        try:
+            write_whole(text, path)
+        except OSError:
+            if reserve is None:
+                raise
+            reserve.truncate(0)
+            write_whole(text, path)
+        finally:
+            if is_last and reserve is not None:
+                reserve.close()
+                self._reserve = None
+        if not is_last:  # a file without a name, which goes with the process
+            self._reserve = reserve or tempfile.TemporaryFile(buffering=0, dir=path.parent)
+            self._reserve.seek(0)
+            self._reserve.write(bytes(len(text) + _RESERVED_BYTES))
 
     def _best(self, trainer: Trainer) -> dict[str, Any] | None:
         """The best value with its place; None before the first one."""
@@ -217,6 +272,32 @@ class ResultCallback(TrainerCallback):
         greater = watched.get(name, bool(greater_is_better(role_and_quantity(name)[1])))
         record = trainer.run_history.best_record(name, greater)
         return record and {**record._asdict(), "greater_is_better": greater}
+
+
+def why_lost(state: Mapping[str, Any]) -> str:
+    """Why a run whose record says "running" is over, in words; "" if it is not known to be.
+
+    Args:
+        state: `pid` and `host` of its process, if they are known; `updated`, `updates` and `seconds`.
+    """
+    if state.get("host") == platform.node():
+        return f"its process {state['pid']} has ended without a word" if has_ended(state) else ""
+    silence = time.time() - state.get("updated", time.time())
+    usual = _UPDATES_BETWEEN_WRITES * (state.get("seconds") or 0.0) / (state.get("updates") or 1)
+    return (
+        f"no sign of life for {format_duration(silence)}" if silence > max(_MOST_SECONDS_OF_SILENCE, 10 * usual) else ""
+    )
+
+
+def has_ended(state: Mapping[str, Any]) -> bool:
+    """Whether the process `pid` of this machine has ended, or its number belongs to a later one."""
+    import psutil  # which accelerate needs
+
+    try:
+        process = psutil.Process(state["pid"])
+        return bool(process.status() == psutil.STATUS_ZOMBIE or process.create_time() > state["updated"])
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _files_of(callbacks: Iterable[Any]) -> dict[str, str]:
