@@ -33,6 +33,7 @@ class TrainerHooks:
     loss_is_scaled_for_ga: bool | None = None
 
     args: TrainingArguments
+    _engine: Any
     model: Any
     model_init: Callable[..., nn.Module] | None
     model_accepts_loss_kwargs: bool
@@ -47,7 +48,6 @@ class TrainerHooks:
     data_collator: Callable[[list[Any]], Any]
     _train_batch_size: int
     _signature_columns: list[str] | None = None  # found out when they are first needed
-    _is_in_step = False  # of this class
     _eval_dataloaders: dict[Any, Any]
 
     # ----------------------------------------------------------------------------------------------- model and loss
@@ -76,7 +76,9 @@ class TrainerHooks:
         """
         if not self.counts_items:
             num_items_in_batch = None  # by which nothing is divided
-        items = None if num_items_in_batch is None or self._is_in_own_step(model) else self.count_items(inputs)
+        # A `training_step` of the user scales the loss as for transformers: by the number of the whole update, if at all.
+        is_of_user = model.training and not self._engine.is_in_step
+        items = None if num_items_in_batch is None or is_of_user else self.count_items(inputs)
         items = num_items_in_batch if items is None else items
         labels = None
         if loss_takes_labels(self) and "labels" in inputs:
@@ -120,13 +122,6 @@ class TrainerHooks:
         if not isinstance(labels, torch.Tensor):
             return None
         return ((labels[..., 1:] if knowledge.leaves_out_first_label(self.model) else labels) != PADDING).sum()
-
-    def _is_in_own_step(self, model: nn.Module) -> bool:
-        """Whether a `training_step` of the user asks for a loss, and scales it as for transformers' Trainer.
-
-        The model is told the number of the whole update then, and a mean stays a mean.
-        """
-        return model.training and not self._is_in_step
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `compute_loss`. Mixed precision needs none: it is part of the model's forward."""

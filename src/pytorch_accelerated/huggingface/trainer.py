@@ -331,11 +331,11 @@ class Trainer(TrainerHooks):
             DataError: if the loss is not a single number, or has no gradient.
         """
         inputs = self._prepare_inputs(inputs)
-        self._is_in_step = True
+        self._engine.is_in_step = True
         try:
             loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
         finally:
-            self._is_in_step = False
+            self._engine.is_in_step = False
         knowledge.refuse_no_loss(loss, is_learnt_from=True)
         share = self._engine.step.share_of_update(loss, num_items_in_batch)
         self._engine.backward_step(share)

@@ -55,12 +55,14 @@ class Engine(NativeTrainer):
         ranks, accelerator, states: those of the context.
         preparation_seconds: the time to prepare the model for the last evaluation.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
+        is_in_step: whether our `training_step` asks for a loss, not one of the user's own.
     """
 
     ranks: Ranks = view("ranks")
     accelerator: Accelerator = view("accelerator")
     states: CheckpointStates = view("states")
     preparation_seconds = 0.0
+    is_in_step = False
     _makes_optimizer = True
     _kind_of_states = CheckpointStates
 
