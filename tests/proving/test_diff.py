@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, ModelEmaCallback, ReportCallback, TrainerCallback
+from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    ReportCallback,
+    SaveTrainingStateCallback,
+    TrainerCallback,
+)
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.proving import diff
 from tests.proving.runs import ADAMW, At, Interrupt, Log, make, train
+from tests.report.digits import TRAIN, trainer_with
 from tests.support.tool import run_tool
 
 
@@ -104,6 +112,82 @@ def test_the_same_rows_in_more_batches_part_in_the_rounding_of_gradients(tmp_pat
     assert [len(each.losses) for each in found.parted] == [1, 2]
     assert found.settings["gradient_accumulation_steps"] == (1, 2)
     assert 0 < max(part.distance for part in found.parts) < 1e-12
+
+
+# What each change is called among the settings, without and with training again.
+NAMED: dict[str, tuple[Any, str, Any]] = {
+    "eps": ({"optimizer": functools.partial(ADAMW, eps=1e-6)}, "optimizer.0.eps", (1e-8, 1e-6)),
+    "weight decay": (
+        {"optimizer": functools.partial(ADAMW, weight_decay=0.1)},
+        "optimizer.0.weight_decay",
+        (0.01, 0.1),
+    ),
+    "a beta": ({"optimizer": functools.partial(ADAMW, betas=(0.9, 0.99))}, "optimizer.0.betas.1", (0.999, 0.99)),
+    "dropout": ({"dropout": 0.25}, "model.2", ("Dropout(p=0.2, inplace=False)", "Dropout(p=0.25, inplace=False)")),
+    "layer": (lambda trainer: trainer.get_model().__setitem__(3, nn.ReLU()), "model.3", ("Tanh()", "ReLU()")),
+    "loss": (lambda trainer: setattr(trainer, "loss_func", nn.L1Loss()), "loss", ("MSELoss()", "L1Loss()")),
+    "function": (
+        lambda trainer: setattr(trainer, "loss_func", functools.partial(nn.functional.huber_loss, delta=2.0)),
+        "loss",
+        ("MSELoss()", "functools.partial(<function huber_loss>, delta=2.0)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_was_changed_is_named(name: str, run_a: Path, tmp_path: Path) -> None:
+    change, key, values = NAMED[name]
+    if isinstance(change, dict):
+        train(tmp_path, **change)
+    else:
+        trainer, arguments = make(SaveTrainingStateCallback(tmp_path, save_every_n_steps=6))
+        change(trainer)
+        trainer.train(**arguments)
+    found = diff(run_a, tmp_path)
+    assert found.settings == {key: values}
+    assert found.is_equal is False
+    assert key in str(found)
+    assert str(values[1])[:30] in str(found)
+
+
+@pytest.mark.parametrize("rows", [{"changed_row": 30}, {"changed_label": 7}])
+def test_a_changed_row_is_named_by_its_index(rows: dict[str, int], run_a: Path, tmp_path: Path) -> None:
+    train(tmp_path, dataset=rows)
+    found = diff(run_a, tmp_path, make, functools.partial(make, dataset=rows))
+    assert found.changed_rows == list(rows.values())
+    assert str(found).startswith(
+        f"The runs part in update {update_with(*rows.values())}: the contents of the batch of "
+    )
+    assert f"of the rows {found.changed_rows}\n" in str(found)
+
+
+def test_a_rate_that_a_schedule_has_not_begun_with_is_no_difference(tmp_path: Path) -> None:
+    """Both warm up from zero, so that the first update has one rate, and the second another one."""
+    for rate in (0.1, 0.2):
+        schedule = functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: update > 3)
+        train(tmp_path / str(rate), every=1, optimizer=functools.partial(ADAMW, lr=rate), create_scheduler_fn=schedule)
+    found = diff(tmp_path / "0.1", tmp_path / "0.2")
+    assert found.settings["optimizer.0.initial_lr"] == (0.1, 0.2)
+    assert (found.equal_state, found.differing_state) == (3, 4)
+
+
+def test_runs_without_anything_in_common_are_told(run_a: Path, tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{"per_device_batch_size": size, "record_every_n_steps": size} for size in (8, 7)]
+    for each in changes:
+        every = each["per_device_batch_size"]
+        train(tmp_path / str(every), every=every, is_evaluated=False, max_num_train_steps=every, **each)
+    found = diff(tmp_path / "8", tmp_path / "7")
+    assert (found.is_equal, found.first_update) == (None, None)
+    assert str(found).startswith("The runs have nothing in common: no state and no record is after the same updates")
+    assert found.settings["train_per_device_batch_size"] == (8, 7)
+    assert run_tool("diff", tmp_path / "8", tmp_path / "7") == 1
+    plain = [{name: value for name, value in each.items() if name != "record_every_n_steps"} for each in changes]
+    found = diff(tmp_path / "8", tmp_path / "7", *(functools.partial(make, **each) for each in plain))
+    assert found.parting == (1, "rows")
+    trainer_with(SaveTrainingStateCallback(tmp_path / "digits", save_every_n_steps=6)).train(TRAIN, 1)
+    found = diff(run_a, tmp_path / "digits")
+    assert str(found).startswith("The runs have nothing in common: no weight of the one has the name and the shape")
+    assert diff(run_a, run_a).incomparable == ""
 
 
 # ------------------------------------------------------------------------------------------------------ runs are equal

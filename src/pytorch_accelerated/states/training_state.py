@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from pytorch_accelerated.data.resuming import data_facts, restore_stream, stream_state
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
@@ -66,6 +67,7 @@ TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""
+_MOST_CHARACTERS = 1000  # of what describes a module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,6 +351,7 @@ def _targets(run: Context) -> Callable[[str, torch.Size, torch.dtype], torch.Ten
 def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
     """The parts that are the same on every rank."""
     optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.accelerator.scaler
+    loss = getattr(run.holder, "loss_func", None)
     parts: dict[str, Any] = {
         "model": canonical_state_dict(bare_model(run.model)),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -359,6 +362,7 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
             "history": _history_state(run),
             "epochs_before_run": run.epochs_before,
             "config": None if run.config is None else run.config.to_dict(),
+            "described": {**_described("model", bare_model(run.model)), **_described("loss", loss)},
             "recorder": _recorder_state(run),
         },
     }
@@ -369,6 +373,20 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
     if not without_optimizer:
         parts["optimizer"] = None if optimizer is None else without_callables(optimizer.state_dict())
     return parts
+
+
+def _described(name: str, part: Any) -> dict[str, str]:
+    """What a module and each in it is, or another object, in words by path. It says nothing about weights."""
+    inner = part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+    return {f"{name}.{path}".rstrip("."): _in_words(each) for path, each in inner}
+
+
+def _in_words(part: Any) -> str:
+    try:
+        text = f"{type(part).__name__}({part.extra_repr()})" if isinstance(part, nn.Module) else repr(part)
+    except Exception:  # of the user's own class, which is no reason to save nothing
+        text = type(part).__name__
+    return re.sub(r" at 0x[0-9a-f]+", "", text)[:_MOST_CHARACTERS]
 
 
 def _callback_states(run: Context) -> dict[str, Any]:

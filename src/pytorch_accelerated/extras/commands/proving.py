@@ -37,7 +37,7 @@ def add_to(topics: Any) -> None:
 def _diff(options: argparse.Namespace) -> Outcome:
     places = options.place, options.place_b
     difference = proving.diff(options.a, options.b, *(place and functools.partial(make_run, place) for place in places))
-    return _shown(difference, is_good=difference.first_update is None)
+    return _shown(difference, is_good=difference.is_equal is True)
 
 
 def _replay(options: argparse.Namespace) -> Outcome:

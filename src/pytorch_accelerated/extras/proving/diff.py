@@ -6,6 +6,7 @@ All is compared to the bit, except for what says how long something took, where 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.proving.replay import states_in, trained_again
 from pytorch_accelerated.extras.proving.trace import (
     PARTS,
+    SCHEDULED,
     Parting,
     Trace,
     UpdateTrace,
@@ -43,6 +45,7 @@ _POSITION = ("updates", "epochs", "samples_in_epoch")
 _STEP_FIELDS = ("samples", "train_loss", "learning_rates", "gradient_norm")
 _TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
 _NOT_COMPARED = ("run", "extra")  # parts of states with times, and with entries of the user's own
+_DESCRIBED = "described"
 _PLACES = ("host", "folder")  # in the environment of a run
 _WEIGHTS = {"model", "training_weights", "held"}  # parts of states
 _WORDS = {"model": "the weights", "training_weights": "the weights", "held": "what else the trainer holds"}
@@ -101,9 +104,11 @@ class RunDifference:
         equal_state: the update of the last state before any difference; None if there is none.
         differing_state: the update of the first state that differs; None if there is none.
         parts: what differs in it.
+        incomparable: why the runs have nothing in common; "" if they have.
         trained_from: after which update both were trained again; None if they were not.
         parting: where they parted then; None if they did not.
         parted: that update of both runs; None if they did not part.
+        changed_rows: the rows of the update with other contents, if these parted; None if they are unknown.
         is_reproduced: whether training again gave what each has recorded and saved, as far as it went; None if they
             were not trained again.
     """
@@ -117,9 +122,11 @@ class RunDifference:
     equal_state: int | None
     differing_state: int | None
     parts: list[PartDifference]
+    incomparable: str
     trained_from: int | None = None
     parting: Parting | None = None
     parted: tuple[UpdateTrace, UpdateTrace] | None = None
+    changed_rows: list[int] | None = None
     is_reproduced: tuple[bool, bool] | None = None
 
     @property
@@ -131,6 +138,11 @@ class RunDifference:
         records = [each and each.update for each in (self.step, self.metric)]
         return min((each for each in (*records, self.differing_state) if each is not None), default=None)
 
+    @property
+    def is_equal(self) -> bool | None:
+        """Whether nothing differs in what both have; None if they have nothing in common."""
+        return None if self.incomparable else self.first_update is None
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         values = dict(vars(self))
@@ -138,11 +150,11 @@ class RunDifference:
             values[name] = values[name] and values[name]._asdict()
         for name in ("parts", "parted"):
             values[name] = values[name] and [each._asdict() for each in values[name]]
-        return {**values, "a": str(self.a), "b": str(self.b), "is_equal": self.first_update is None}
+        return {**values, "a": str(self.a), "b": str(self.b), "is_equal": self.is_equal}
 
     def __repr__(self) -> str:
         lines = [self._verdict(), f"  A  {self.a}", f"  B  {self.b}"]
-        rows = [(f"    {name}", _short(a), _short(b)) for name, (a, b) in self.settings.items()]
+        rows = [(f"    {name}", *_short_pair(*pair)) for name, pair in self.settings.items()]
         lines += ["  Settings that differ:", *aligned(rows)] if rows else []
         for title, first in (("step record", self.step), ("metric", self.metric)):
             if first is not None:
@@ -163,7 +175,10 @@ class RunDifference:
     def _verdict(self) -> str:
         end = min(self.updates)
         if self.parting is not None:
-            return f"The runs part in update {self.parting.update}: {PARTS[self.parting.part]}"
+            rows = f" of the rows {_short(self.changed_rows)}" if self.changed_rows else ""
+            return f"The runs part in update {self.parting.update}: {PARTS[self.parting.part]}{rows}"
+        if self.incomparable:
+            return f"The runs have nothing in common: {self.incomparable}"
         if self.first_update is not None:
             return f"The runs part after update {self.equal_state or 0}, in update {self.first_update} at the latest"
         return f"The runs are equal{f' up to update {end}, where one ends' * (end < max(self.updates))}"
@@ -191,6 +206,7 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
     one, other = _Run(Path(a)), _Run(Path(b))
     equal: list[Position] = []
     parts: list[PartDifference] = []
+    position = None
     for position in (each for each in one.states if each in other.states):
         parts = list(_differences(one.states[position], other.states[position]))
         if parts:
@@ -199,15 +215,18 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
     found = RunDifference(
         a=Path(a),
         b=Path(b),
-        settings=_differing(one.settings, other.settings),
+        settings={**_differing(one.settings, other.settings), **_differing_groups(one, other, position)},
         updates=(one.updates, other.updates),
         step=_first_difference(one.records, other.records, "step"),
         metric=_first_difference(one.records, other.records, "metric"),
         equal_state=None,
-        differing_state=position[0] if parts else None,
+        differing_state=position[0] if position and parts else None,
         parts=parts,
+        incomparable="" if equal else _obstacle(one, other),
     )
     first, make = found.first_update, make_a or make_b
+    if found.incomparable and first is None:  # trained again they can be compared
+        first = min(found.updates)
     start = next((each for each in reversed(equal) if first is None or each[0] < first), None)
     more: dict[str, Any] = {"equal_state": start and start[0]}
     if first is not None and make is not None:
@@ -215,7 +234,9 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         b_again, gives_b = _trained(other, make_b or make, start, first)
         parting = first_parting(a_again.values(), b_again.values())
         more |= {"trained_from": start[0] if start else 0, "is_reproduced": (gives_a, gives_b), "parting": parting}
-        more |= {"parted": parting and (a_again[parting.update], b_again[parting.update])}
+        if parting is not None:
+            parted = a_again[parting.update], b_again[parting.update]
+            more |= {"parted": parted, "changed_rows": _changed_rows(*parted) if parting.part == "batch" else None}
     return dataclasses.replace(found, **more)
 
 
@@ -245,13 +266,14 @@ class _Run:
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
         self.records = _records_of(read_run_history(newest))
-        config = read_state(newest, ["run"])[1]["run"].get("config") or {}
+        run = read_state(newest, ["run"])[1]["run"]
         pages = sorted(place.glob("*.html"))
         reading = require("pytorch_accelerated.extras.report.reading", needed_by="The page of a run") if pages else None
         page = reading and reading.read_run(pages[0])
         environment = page.environment if page else {}
         self.settings = {
-            "": {"seed": facts["seed"], "ranks": facts["ranks"], **config},
+            "": {"seed": facts["seed"], "ranks": facts["ranks"], **(run.get("config") or {})},
+            _DESCRIBED: run.get("described", {}),  # missing in older states
             "data": facts.get("data", {}),
             "model": page.model if page else {},
             "environment": {name: value for name, value in environment.items() if name not in _PLACES},
@@ -284,7 +306,35 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tu
     """What differs in the groups of settings that both have, by name."""
     known = [group for group in one if one[group] and other[group]]
     a, b = (_by_name({group: side[group] for group in known}) for side in (one, other))
-    return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
+    differing = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    return {name.removeprefix(f"{_DESCRIBED}."): (a.get(name), b.get(name)) for name in differing}
+
+
+def _differing_groups(one: _Run, other: _Run, position: Position | None) -> dict[str, tuple[Any, Any]]:
+    """The settings of the optimizers that differ in a state that both have, or else in their first ones."""
+    groups = []
+    for run in (one, other):
+        leaves = _by_name(read_state(run.states[position or min(run.states)], ["optimizer"])[1])
+        known = [name.split(".param_groups.") for name in leaves if ".param_groups." in name]
+        groups.append({f"{a}.{b}": leaves[f"{a}.param_groups.{b}"] for a, b in known if ".params." not in b})
+    return _differing({"": groups[0]}, {"": groups[1]})
+
+
+def _obstacle(one: _Run, other: _Run) -> str:
+    """What keeps two runs without an equal state from being compared."""
+    folders = [run.states[min(run.states)] for run in (one, other)]
+    shapes = [{(name, each.shape) for name, each in _weights_in(folder).items()} for folder in folders]
+    if shapes[0].isdisjoint(shapes[1]):
+        return "no weight of the one has the name and the shape of a weight of the other"
+    is_shared = one.states.keys() & other.states.keys() or one.records.keys() & other.records.keys()
+    return "" if is_shared else "no state and no record is after the same updates in both"
+
+
+def _changed_rows(a: UpdateTrace, b: UpdateTrace) -> list[int] | None:
+    """The rows with other contents in two updates; None if they are unknown, or shared with other ranks."""
+    if a.rows is None or not len(a.rows) == len(a.contents) == len(b.contents):
+        return None
+    return [row for row, one, other in zip(a.rows, a.contents, b.contents, strict=True) if one != other]
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
@@ -317,7 +367,9 @@ def _compared(part: str, value: Any) -> dict[str, Any]:
     if part == "callbacks":  # their text says where they write; the page of a report is one text
         value = {re.sub(r"[^(]*/", "", key): state for key, state in value.items() if "page" not in state}
         return {name: leaf for name, leaf in _by_name(value).items() if not isinstance(leaf, str)}
-    return _by_name(value)
+    leaves = _by_name(value)
+    named = [name for name in leaves if part not in ("optimizer", "scheduler") or SCHEDULED.isdisjoint(name.split("."))]
+    return {name: leaves[name] for name in sorted(named, key=lambda name: "param_groups" not in name)}  # settings first
 
 
 def _distance(pair: tuple[Any, Any]) -> float:
@@ -338,16 +390,24 @@ def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tu
     # A callback may have changed the weights between two updates, before the state was saved or after it.
     digests = {each.weights_after for each in updates.values() if each.update == last}
     digests |= {each.weights for each in updates.values() if each.update == last + 1}
-    saved = [_digest_of_weights(folder) for position, folder in side.states.items() if position[0] == last]
+    saved = [digest(_weights_in(folder)) for position, folder in side.states.items() if position[0] == last]
     is_same = all(_first_difference(side.records, records, kind) is None for kind in ("step", "metric"))
     return updates, is_same and digests.issuperset(saved)
 
 
-def _digest_of_weights(folder: Path) -> str:
+def _weights_in(folder: Path) -> dict[str, torch.Tensor]:
     names = [name for name in part_names(read_manifest(folder)) if name in _WEIGHTS]
     parts = read_state(folder, names)[1]
     held = parts.pop("held", {})
-    return digest(named_weights(next(iter(parts.values()), {}), held))
+    return named_weights(next(iter(parts.values()), {}), held)
+
+
+def _short_pair(a: Any, b: Any) -> list[str]:
+    """Two values as short texts, each from a little before the first difference."""
+    texts = [str(a), str(b)]
+    start = max(0, len(os.path.commonprefix(texts)) - _MOST_CHARACTERS // 2)
+    start = 0 if max(map(len, texts)) <= _MOST_CHARACTERS else start
+    return [_short(f"{'...' if start else ''}{text[start:]}") for text in texts]
 
 
 def _short(value: Any) -> str:

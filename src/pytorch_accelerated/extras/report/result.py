@@ -260,7 +260,7 @@ class ResultCallback(TrainerCallback):
                 reserve.close()
                 self._reserve = None
         if not is_last:  # a file without a name, which goes with the process
-            self._reserve = reserve or tempfile.TemporaryFile(buffering=0, dir=path.parent)
+            self._reserve = reserve or tempfile.TemporaryFile(buffering=0, dir=path.parent)  # noqa: SIM115
             self._reserve.seek(0)
             self._reserve.write(bytes(len(text) + _RESERVED_BYTES))
 
