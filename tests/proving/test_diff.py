@@ -19,6 +19,7 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.proving import diff
+from tests.huggingface.runs import make_trainer
 from tests.proving.runs import ADAMW, At, Interrupt, Log, make, train
 from tests.report.digits import TRAIN, trainer_with
 from tests.support.tool import run_tool
@@ -148,6 +149,15 @@ def test_what_was_changed_is_named(name: str, run_a: Path, tmp_path: Path) -> No
     assert found.is_equal is False
     assert key in str(found)
     assert str(values[1])[:30] in str(found)
+
+
+def test_the_optimizer_of_a_hugging_face_run_is_compared(tmp_path: Path) -> None:
+    for epsilon in (1e-8, 1e-6):
+        arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "adam_epsilon": epsilon}
+        make_trainer(tmp_path / str(epsilon), **arguments).train()
+    found = diff(tmp_path / "1e-08", tmp_path / "1e-06")
+    assert found.settings == {f"optimizer.{group}.eps": (1e-8, 1e-6) for group in (0, 1)}
+    assert found.parts[-1].names[:2] == ["param_groups.0.eps", "param_groups.1.eps"]
 
 
 @pytest.mark.parametrize("rows", [{"changed_row": 30}, {"changed_label": 7}])

@@ -17,6 +17,7 @@ from pytorch_accelerated.states.layout import (
     parse_manifest,
 )
 from pytorch_accelerated.states.matching import require_kinds
+from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
 from pytorch_accelerated.states.portable import save_portable
 from pytorch_accelerated.states.publish import explained, remove_state, replacing
@@ -47,6 +48,7 @@ __all__ = [
     "publish",
     "read_manifest",
     "read_metric_records",
+    "read_optimizer_file",
     "read_state",
     "remove_state",
     "replacing",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,7 @@ from pytorch_accelerated.facts import require
 from pytorch_accelerated.facts.trees import leaves_by_path
 from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.record.text import aligned
-from pytorch_accelerated.states import part_names, read_manifest, read_state
+from pytorch_accelerated.states import part_names, read_manifest, read_optimizer_file, read_state
 from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class _Run:
             names = ", ".join(folder.name for folder in found)
             raise ConfigurationError(f"{place} has training states of several runs: {names}. Give the folder of one.")
         saved = states[found[0]]
-        by_position = {tuple(facts[name] for name in _POSITION): folder for folder, facts in saved}
+        by_position = {tuple(facts.get(name, 0) for name in _POSITION): folder for folder, facts in saved}
         self.states: dict[Position, Path] = dict(sorted(by_position.items()))
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
@@ -314,7 +314,7 @@ def _differing_groups(one: _Run, other: _Run, position: Position | None) -> dict
     """The settings of the optimizers that differ in a state that both have, or else in their first ones."""
     groups = []
     for run in (one, other):
-        leaves = _by_name(read_state(run.states[position or min(run.states)], ["optimizer"])[1])
+        leaves = _by_name(_read(run.states[position or min(run.states)], ["optimizer"]))
         known = [name.split(".param_groups.") for name in leaves if ".param_groups." in name]
         groups.append({f"{a}.{b}": leaves[f"{a}.param_groups.{b}"] for a, b in known if ".params." not in b})
     return _differing({"": groups[0]}, {"": groups[1]})
@@ -324,7 +324,7 @@ def _obstacle(one: _Run, other: _Run) -> str:
     """What keeps two runs without an equal state from being compared."""
     folders = [run.states[min(run.states)] for run in (one, other)]
     shapes = [{(name, each.shape) for name, each in _weights_in(folder).items()} for folder in folders]
-    if shapes[0].isdisjoint(shapes[1]):
+    if all(shapes) and shapes[0].isdisjoint(shapes[1]):
         return "no weight of the one has the name and the shape of a weight of the other"
     is_shared = one.states.keys() & other.states.keys() or one.records.keys() & other.records.keys()
     return "" if is_shared else "no state and no record is after the same updates in both"
@@ -347,10 +347,11 @@ def _differences(a: Path, b: Path) -> Iterator[PartDifference]:
     manifests = read_manifest(a), read_manifest(b)
     entries, others = ({(entry.name, entry.sha256) for entry in manifest.files} for manifest in manifests)
     changed = {name.partition(".")[0] for name, _ in entries ^ others}
-    names = [name for name in part_names(manifests[0]) if name in part_names(manifests[1])]
+    names = [name for name in part_names(manifests[0]) if name in part_names(manifests[1]) and name != "optimizer"]
+    names += ["optimizer"]
     are_pieces = any(name.startswith("shard") for name in changed)
     chosen = [name for name in names if name not in _NOT_COMPARED and (are_pieces or name in changed)]
-    parts, parts_of_other = (read_state(folder, chosen)[1] for folder in (a, b))
+    parts, parts_of_other = (_read(folder, chosen) for folder in (a, b))
     for name in chosen:
         one, other = _compared(name, parts[name]), _compared(name, parts_of_other[name])
         paths = [path for path in {**one, **other} if name != "callbacks" or (path in one and path in other)]
@@ -358,6 +359,13 @@ def _differences(a: Path, b: Path) -> Iterator[PartDifference]:
         differing = {path: pair for path, pair in pairs.items() if digest(pair[0]) != digest(pair[1])}
         if differing:
             yield PartDifference(name, list(differing), len(pairs), max(map(_distance, differing.values())))
+
+
+def _read(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Some parts of a training state; checkpoints for `transformers` have a file of its own for the optimizer."""
+    known = part_names(read_manifest(folder))
+    parts = read_state(folder, [name for name in names if name in known])[1]
+    return {name: parts[name] if name in parts else read_optimizer_file(folder) for name in names}
 
 
 def _compared(part: str, value: Any) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class ResultCallback(TrainerCallback):
     _began: float | None = None
     _started = _seconds_before = _next_write = 0.0
     _skipped_updates = 0
-    _reserve: IO[bytes] | None = None
-    _is_written = _has_told = False
+    _reserve: IO[bytes] | None = None  # from the first write to the last
+    _has_told = False
 
     def __init__(
         self,
@@ -141,10 +141,11 @@ class ResultCallback(TrainerCallback):
                 self._add_alert(trainer, "non-finite loss", str(failure))
         elif self._ending["status"] == "running":
             self._ending["status"] = "finished"
+        says_running = self._reserve is not None
         try:
             self._write(trainer)
         except OSError as error:
-            if self._is_written:  # and says "running"
+            if says_running:
                 path = self._absolute(self.path)
                 reason = CheckpointError(f"{path} could not be written: {error}. Check the free space of the disk.")
                 trainer.run_context.saves.failures[path] = reason
@@ -184,7 +185,7 @@ class ResultCallback(TrainerCallback):
         self._started = before.get("started", time.time() - time.monotonic() + context.stopping.began)
         self._seconds_before, self._alerts = before.get("seconds", 0.0), before.get("alerts", [])
         self._skipped_updates = context.state.skipped_updates
-        self._is_written = self._has_told = False
+        self._has_told = False
         self._ending = {"status": "running", "reason": "", "error": None}
 
     def _fail(self, error: BaseException) -> None:
@@ -232,7 +233,6 @@ class ResultCallback(TrainerCallback):
             self._has_told = True
             warn_user(context.ranks, f"{path} is written by two live runs: this one, and {other}. Give each a folder.")
         self._publish(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", path)
-        self._is_written = True
 
     def _other_run(self, path: Path) -> str:
         """The process of another run that is writing the file; "" if none is known."""
@@ -241,7 +241,7 @@ class ResultCallback(TrainerCallback):
             who = f"process {found['pid']} on {found['host']}"
             is_own = (found["pid"], found["host"]) == (os.getpid(), platform.node())
             is_here = found["host"] == platform.node() and found["status"] == "running"
-            if not is_own and (self._is_written or is_here and not has_ended(found)):
+            if not is_own and (self._reserve is not None or is_here and not has_ended(found)):
                 return who
         return ""
 
