@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.processes import REPOSITORY
 from tests.support.tool import run_tool
 
 # Objects with keys of their own, or of a class that the reference describes.
-FREE = {"facts", "runs[].error", "settings", "gradient_norms"}
+FREE = {"facts", "runs[].error", "settings", "gradient_norms", "parted[].contents"}
 SCRIPT = """
 import torch
 from torch import nn
@@ -138,9 +139,12 @@ def test_a_name_that_a_script_lacks_is_found_before_it_runs(tmp_path: Path, caps
 
 def test_what_a_script_and_its_children_print_stays_off_the_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     script = tmp_path / "script_with_noise.py"
-    noise = "import os, subprocess, sys\nprint(1)\nsubprocess.run(['echo', '2'])\nos.write(1, b'3')\n"
+    noise = "import os, subprocess, sys\nprint(1)\nsubprocess.run(['echo', '2'])\n"
+    noise += "os.write(1, b'3')\nsys.__stdout__.write('5')\n"
     script.write_text(f"{noise}subprocess.run(['echo', '4'], stdout=sys.stdout)\n{SCRIPT}")
     run_tool("replay", tmp_path, 1, "--run", f"{script}:make_run", "--json")
+    assert sys.__stdout__ is not None
+    sys.__stdout__.flush()
     printed = capfd.readouterr()
     assert printed.out.startswith('{"format": 1, "command": "replay", "error": {')
     assert printed.out.count("\n") == 1

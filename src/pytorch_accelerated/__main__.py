@@ -58,13 +58,15 @@ def _run(options: argparse.Namespace) -> Outcome:
 
 @contextlib.contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Context in which nothing is printed: not by a script, its child processes, or libraries in C."""
+    """Context in which nothing is printed, neither by a script nor by its child processes."""
     stdout = os.dup(1)
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
         os.dup2(nothing.fileno(), 1)
         try:
             yield
         finally:
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
             os.dup2(stdout, 1)
             os.close(stdout)
 

@@ -18,6 +18,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.proving.replay import states_in, trained_again
 from pytorch_accelerated.extras.proving.trace import (
     PARTS,
+    ROW_CHARACTERS,
     SCHEDULED,
     Parting,
     Trace,
@@ -332,9 +333,12 @@ def _obstacle(one: _Run, other: _Run) -> str:
 
 def _changed_rows(a: UpdateTrace, b: UpdateTrace) -> list[int] | None:
     """The rows with other contents in two updates; None if they are unknown, or shared with other ranks."""
-    if a.rows is None or not len(a.rows) == len(a.contents) == len(b.contents):
+    rows, size = a.rows or (), ROW_CHARACTERS
+    if a.contents.keys() != b.contents.keys():  # other shapes, as of padded rows
         return None
-    return [row for row, one, other in zip(a.rows, a.contents, b.contents, strict=True) if one != other]
+    pairs = [(text, b.contents[place]) for place, text in a.contents.items() if len(text) == size * len(rows)]
+    parts = [slice(size * at, size * (at + 1)) for at in range(len(rows))]
+    return [row for row, at in zip(rows, parts, strict=True) if any(x[at] != y[at] for x, y in pairs)] or None
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

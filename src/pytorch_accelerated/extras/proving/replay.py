@@ -18,7 +18,7 @@ import torch
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
-from pytorch_accelerated.extras.proving.trace import gradients_of, row_of, weights_of
+from pytorch_accelerated.extras.proving.trace import gradients_of, weights_of
 from pytorch_accelerated.facts.trees import count_rows, map_leaves
 from pytorch_accelerated.loop import overrides
 from pytorch_accelerated.ranks import kept, whole
@@ -281,7 +281,7 @@ def _losses_of_outputs(loss_func: Any, outputs: Any, batch: Any) -> list[float] 
     targets = batch[1] if isinstance(batch, (tuple, list)) else batch
     if count_rows(outputs) != size:
         return None
-    return _losses(size, lambda at: loss_func(row_of(outputs, at, size), row_of(targets, at, size)))
+    return _losses(size, lambda at: loss_func(_row(outputs, at, size), _row(targets, at, size)))
 
 
 def _losses_of_single_rows(trainer: Trainer, batch: Any, loss_of: Callable[[Any], Any] | None) -> list[float] | None:
@@ -292,7 +292,7 @@ def _losses_of_single_rows(trainer: Trainer, batch: Any, loss_of: Callable[[Any]
         before.modes(model)
         before.tensors(model.buffers())
         model.eval()
-        return _losses(size, lambda at: loss_of(row_of(batch, at, size)))
+        return _losses(size, lambda at: loss_of(_row(batch, at, size)))
 
 
 def _losses(size: int, loss_of: Callable[[int], Any]) -> list[float] | None:
@@ -303,6 +303,15 @@ def _losses(size: int, loss_of: Callable[[int], Any]) -> list[float] | None:
             return [float(loss_of(at)) for at in range(size)] or None
         except Exception:  # a hook or loss of the user's own may need a whole batch
             return None
+
+
+def _row(data: Any, at: int, size: int) -> Any:
+    """One row of everything that has `size` rows, as a batch."""
+    return map_leaves(
+        lambda leaf: leaf[at : at + 1] if getattr(leaf, "shape", None) and len(leaf) == size else leaf,
+        data,
+        keep_mappings=True,
+    )
 
 
 def _copied(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts import generator_states
-from pytorch_accelerated.facts.trees import count_rows, leaves_by_path, map_leaves
+from pytorch_accelerated.facts.trees import leaves_by_path
 from pytorch_accelerated.ranks import held_parts, is_batch_norm, own_part
 from pytorch_accelerated.states import canonical_state_dict
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 _SHOWN = (*PLAIN, torch.dtype, torch.device)
+ROW_CHARACTERS = 16  # of a digest in the contents of a batch
 SCHEDULED = {"initial_lr", "base_lrs", "base_values"}  # what counts is what a schedule makes of them
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -38,7 +39,7 @@ class UpdateTrace(NamedTuple):
         weights: parameters and buffers before the update.
         rows: the rows of the training set, over all ranks; None if they are unknown.
         batch: the contents of this rank's batches, however the rows are divided among them.
-        contents: of each row in them.
+        contents: of each row in them, 16 characters a row, by the place of what has the row.
         generators: the states of torch's, numpy's and Python's generators before each forward pass.
         losses: of this rank's batches, exactly.
         gradients: complete, before they are clipped.
@@ -53,7 +54,7 @@ class UpdateTrace(NamedTuple):
     weights: str
     rows: tuple[int, ...] | None
     batch: str
-    contents: tuple[str, ...]
+    contents: dict[str, str]
     generators: str
     losses: tuple[str, ...]
     gradients: str
@@ -144,12 +145,8 @@ class Trace(TrainerCallback):
             start = run.state.samples_in_epoch
             rows = indices(start, start + run.training.step.current.samples)
             self._begun = {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
-            self._begun |= {"rows": rows and tuple(rows), "batch": {}, "contents": []}
-            self._begun |= {"generators": [], "losses": []}
-        batch = run.training.step.micro_batch.batch
-        _feed_rows(self._begun["batch"], batch)
-        size = count_rows(batch) or 0
-        self._begun["contents"] += [digest(row_of(batch, at, size)) for at in range(size)]
+            self._begun |= {"rows": rows and tuple(rows), "contents": {}, "generators": [], "losses": []}
+        _add_rows(self._begun["contents"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
@@ -176,8 +173,7 @@ class Trace(TrainerCallback):
         begun, self._begun = self._begun, {}
         done, optimizer = trainer.run_state.updates, trainer.optimizer
         begun |= {
-            "contents": tuple(begun["contents"]),
-            "batch": digest({place: hasher.hexdigest() for place, hasher in begun["batch"].items()}),
+            "batch": digest(begun["contents"]),
             "generators": digest(begun["generators"]),
             "losses": tuple(begun["losses"] or [repr(trainer.run_context.losses.copy().loss_value)]),
             "weights_after": digest(weights_of(trainer)),
@@ -267,22 +263,13 @@ def _feed(take: Callable[[Any], None], value: Any) -> None:
         take((repr(value) if isinstance(value, _SHOWN) else type(value).__qualname__).encode())
 
 
-def _feed_rows(hashers: dict[str, Any], batch: Any) -> None:
+def _add_rows(found: dict[str, str], batch: Any) -> None:
     """Add the rows of a batch to those before it, by their place in a batch: the texts of a list have one place."""
     for path, leaf in leaves_by_path(batch).items():
         has_rows = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
         place = f"{path} {leaf.dtype} {tuple(leaf.shape[1:])}" if has_rows else path.rpartition("[")[0]
-        take = hashers.setdefault(place, hashlib.blake2b(digest_size=16)).update
-        take(_bytes_of(leaf)) if has_rows else _feed(take, leaf)
-
-
-def row_of(data: Any, at: int, size: int) -> Any:
-    """One row of everything that has `size` rows, as a batch."""
-    return map_leaves(
-        lambda leaf: leaf[at : at + 1] if getattr(leaf, "shape", None) and len(leaf) == size else leaf,
-        data,
-        keep_mappings=True,
-    )
+        rows = (leaf.to_dense() if leaf.layout is not torch.strided else leaf).cpu() if has_rows else [leaf]
+        found[place] = found.get(place, "") + "".join(digest(row)[:ROW_CHARACTERS] for row in rows)
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
