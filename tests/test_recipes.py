@@ -110,8 +110,9 @@ def test_folds_that_share_parameters_are_refused() -> None:
 def of_parts(**parts: nn.Module) -> nn.Module:
     class OfParts(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            outputs: torch.Tensor = self.fc(self.body(inputs)) if hasattr(self, "fc") else self.net(inputs)
-            return outputs
+            for name in ("body", "fc") if "fc" in parts else ("net",):
+                inputs = self.get_submodule(name)(inputs)
+            return inputs
 
     model = OfParts()
     for name, part in parts.items():

@@ -196,7 +196,11 @@ def test_gradients_are_said_to_be_complete_in_the_last_batch_of_an_update_only(t
             self.seen.append(self.accelerator.sync_gradients)
             return super().training_step(*args, **kwargs)
 
-    arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "num_train_epochs": 1}
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "num_train_epochs": 1,
+    }
     make_trainer(tmp_path, kind=Synced, **arguments).train()
     assert Synced.seen == [False, False, True, False, True][: len(Synced.seen)]
     assert Synced.seen.count(True) == 2

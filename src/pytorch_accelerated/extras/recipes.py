@@ -88,7 +88,8 @@ def cross_validate(
             f"The folds hold out {len(order)} rows, {len(set(order))} different ones, but the dataset has {len(rows)}: "
             "each must be held out once. Use a splitter such as KFold or StratifiedKFold."
         )
-    trainers, histories, predictions = [], [], []
+    trainers: list[Trainer] = []
+    histories, predictions = [], []
     for number, (train, held_out) in enumerate(folds):
         trainer = make_trainer(number)
         _refuse_shared(trainer, trainers)
@@ -183,7 +184,7 @@ def _head_of(model: nn.Module) -> str:
     declared = getattr(model, "get_classifier", None)
     if callable(declared):
         head = declared()
-        found = [name for name, module in model.named_modules() if module is head and name in children]
+        found: list[str] = [name for name, module in model.named_modules() if module is head and name in children]
     elif isinstance(model, nn.Sequential):
         found = list(children)[-1:]
     else:

@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
 
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.engine.engine import Engine
+
 _MAX_EVALUATION_LOADERS = 8  # with workers that persist
 
 
@@ -33,7 +36,7 @@ class TrainerHooks:
     loss_is_scaled_for_ga: bool | None = None
 
     args: TrainingArguments
-    _engine: Any
+    _engine: Engine
     model: Any
     model_init: Callable[..., nn.Module] | None
     model_accepts_loss_kwargs: bool
@@ -76,7 +79,7 @@ class TrainerHooks:
         """
         if not self.counts_items:
             num_items_in_batch = None  # by which nothing is divided
-        # A `training_step` of the user scales the loss as for transformers: by the number of the whole update, if at all.
+        # A `training_step` of the user scales as for transformers: by the number of the whole update, if at all.
         is_of_user = model.training and not self._engine.is_in_step
         items = None if num_items_in_batch is None or is_of_user else self.count_items(inputs)
         items = num_items_in_batch if items is None else items
