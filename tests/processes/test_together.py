@@ -12,7 +12,8 @@ ON_ANY_NUMBER = ("accumulation", "streams", "determinism", "evaluation")
 CASES = {
     1: ("items",),
     2: (*ON_ANY_NUMBER, "resuming", "callbacks", "two_ranks"),
-    3: (*some((), ON_ANY_NUMBER), "items", "gather", "evaluation_together", "predictions"),
+    3: (*some((), ON_ANY_NUMBER), "resuming", "items", "gather", "evaluation_together", "predictions"),
+    **dict(some((), ((4, ("resuming",)),))),
 }
 
 

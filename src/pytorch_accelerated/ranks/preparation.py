@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from pytorch_accelerated.ranks.accelerators import refuse_idle_fp8
+from pytorch_accelerated.ranks.buckets import GradientOrder
 from pytorch_accelerated.ranks.compat.accelerate import forget_prepared
 from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.optimizers import Optimizers
@@ -40,6 +42,7 @@ class PreparedModel:
         model: the model to call.
         optimizer: the optimizer to step.
         has_plain_backward: whether ``loss.backward()`` is enough.
+        gradient_order: of DDP with three and more ranks, where it shows in the bits; else None.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class PreparedModel:
         self.optimizer = optimizer
         is_cut = has_shards(model)
         self._hook: RemovableHandle | None = None  # until the model is called
+        self.gradient_order: GradientOrder | None = None
         self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
         if not isinstance(model, nn.Module):
             return
@@ -78,6 +82,8 @@ class PreparedModel:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if for_training and isinstance(self.model, PARALLEL):
             self._hook = self.model.register_forward_pre_hook(lambda *_: self._forget_calls())
+        if self._hook is not None and accelerator.num_processes > 2 and _rebuilds_buckets(self.model):
+            self.gradient_order = GradientOrder(self.model)
 
     def complaint(self) -> str:
         """What to warn about after a training epoch: once, if only parts of the model were called in it; else ""."""
@@ -106,6 +112,8 @@ class PreparedModel:
             model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
         """
         self._forget_calls()
+        if self.gradient_order is not None:
+            self.gradient_order.release()
         bare = getattr(self._bare_model, "__dict__", {})
         if forget_prepared(self._accelerator, self._bare_model):  # autocast is around the model's forward
             if self._forward is _MISSING:
@@ -114,6 +122,11 @@ class PreparedModel:
                 bare["forward"] = self._forward
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def _rebuilds_buckets(model: nn.Module) -> bool:
+    is_of_torch = isinstance(model, DistributedDataParallel)
+    return is_of_torch and not model.find_unused_parameters and not model.static_graph
 
 
 def is_replicated(accelerator: Accelerator) -> bool:

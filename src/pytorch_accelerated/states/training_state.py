@@ -229,6 +229,9 @@ def load_run(
             load_states(load_weights, run.optimizer, optimizer_state, others, undo, source=folder)
 
         ranks.do_on_all(load)
+    order = None if run.prepared is None else run.prepared.gradient_order
+    if order is not None and len(by_rank) == ranks.count:
+        order.repeat(parts["run"].get("gradient_order", ()))  # older states have none
     run.mode = OptimizerMode(optimizers_of(run.holder, held_parts(run.holder)).values())
     run.mode.take_over(is_training=parts["run"].get("has_training_weights", run_state.phase is RunPhase.TRAINING))
     run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
@@ -352,6 +355,7 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
     """The parts that are the same on every rank."""
     optimizer, scheduler, scaler = run.optimizer, run.scheduler, run.accelerator.scaler
     loss = getattr(run.holder, "loss_func", None)
+    order = None if run.prepared is None else run.prepared.gradient_order
     parts: dict[str, Any] = {
         "model": canonical_state_dict(bare_model(run.model)),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -364,6 +368,7 @@ def _shared_parts(run: Context, *, without_optimizer: bool) -> dict[str, Any]:
             "config": None if run.config is None else run.config.to_dict(),
             "described": {**_described("model", bare_model(run.model)), **_described("loss", loss)},
             "recorder": _recorder_state(run),
+            "gradient_order": [] if order is None else list(order.names),
         },
     }
     if run.mode.has_modes:
