@@ -8,7 +8,6 @@ from pytorch_accelerated.callbacks.evaluation import (
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
 )
-from pytorch_accelerated.callbacks.judging import MetricJudge
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback
 from pytorch_accelerated.callbacks.measuring import LearningRateMonitorCallback, ProfilerCallback, RecordMeansCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
@@ -87,7 +86,6 @@ __all__ = [
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
     "LossSpikeCallback",
-    "MetricJudge",
     "MetricsCallback",
     "ModelEmaCallback",
     "MoveModulesToDeviceCallback",

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks import MetricJudge, TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.record import Pace, warn_user
 from pytorch_accelerated.states import FolderLock, disk, explained, identity_of, list_states, read_manifest, replacing
@@ -87,7 +87,7 @@ class EvaluateBesideCallback(TrainerCallback):
                 for name, value in result["metrics"].items():
                     history.update_metric(name, value)
                 for judge in trainer.callback_handler:
-                    if isinstance(judge, MetricJudge) and judge.watch_metric in result["metrics"]:
+                    if hasattr(judge, "judge_state") and judge.watch_metric in result["metrics"]:
                         context.emitter.defer(judge.judge_state, trainer, state)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
