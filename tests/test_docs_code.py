@@ -71,7 +71,7 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"_build", "zh"} & set
 # What a reader is told to see, beside what the page itself asserts.
 SHOWN = {
     "how_to/metrics.md": "evaluation_noisy_loss",
-    "how_to/tracking.md": "Logged to tensorboard: runs",
+    "how_to/tracking.md": "Logged to tensorboard: ",
     "how_to/before_training.md": "Suggested learning rate",
     "how_to/several_processes.md": "largest_error",
     "how_to/fine_tuning.md": "(2, -1) Linear trained",

@@ -126,6 +126,10 @@ WHERE: Mapping[str, Sequence[str]] = {
     "`TerminateOnNaNCallback.check_for_nan_after_batch`": (
         "signatures.members/TerminateOnNaNCallback/check_for_nan_after_batch",
     ),
+    "Defaults in the signatures of `Trainer` and `ModelEmaCallback`": (
+        "signatures.members/Trainer/()/callbacks",
+        "signatures.members/ModelEmaCallback/()/*",
+    ),
     "Names that a module only imports": ("signatures.names/*",),
 }
 

@@ -18,7 +18,7 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import map_leaves, would_broadcast
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
-from pytorch_accelerated.ranks.compat.extras import reductions_of, set_update_count
+from pytorch_accelerated.ranks.compat.extras import function_of_scorer, reductions_of, set_update_count
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
 from pytorch_accelerated.states.matching import require_kinds
 
@@ -473,10 +473,10 @@ def _check_function(name: str, function: Any) -> None:
         raise ConfigurationError(
             f"A metric cannot be called {name!r}, as the trainer's mean loss is. Use another name."
         )
-    if hasattr(function, "_score_func"):
+    if (scored := function_of_scorer(function)) is not None:
         raise ArgumentTypeError(
             f"The metric {name!r} is a scorer of scikit-learn, {function!r}, which takes an estimator. Pass its "
-            f"function, sklearn.metrics.{function._score_func.__name__}, here, and what it needs in `predictions`."
+            f"function, sklearn.metrics.{scored.__name__}, here, and what it needs in `predictions`."
         )
     if isinstance(function, type) or not callable(function):
         remedy = f"an instance, {function.__name__}(...)" if isinstance(function, type) else "a function"

@@ -61,9 +61,14 @@ def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | Non
     if source is None or source is False:
         agree_on_resuming(None, ranks)
         return None
-    path = None if source is True else Path(source).absolute()
+    path = None if source is True else Path(source)
     agree_on_resuming(path or output_dir, ranks)
-    return ranks.do_on_first(lambda: find_checkpoint(path, output_dir))
+
+    def find() -> Path | None:
+        found = find_checkpoint(path, output_dir)
+        return None if found is None else found.absolute()
+
+    return ranks.do_on_first(find)
 
 
 def restore_state(
