@@ -3,8 +3,10 @@
 A test names the report. What is expected comes from the report's description or from a loop by hand.
 """
 
+import functools
+import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     ModelEmaCallback,
+    RecordMeansCallback,
     SaveBestModelCallback,
+    SaveTrainingStateCallback,
     TrainerCallback,
 )
 from pytorch_accelerated.extras.activations import checkpoint_activations
@@ -27,9 +31,12 @@ from pytorch_accelerated.huggingface import TrainingArguments
 from tests.huggingface.runs import StopAt
 from tests.support.reference import regression_data
 from tests.support.resuming import SaveAndStop, assert_same
+from tests.training.test_host_reads import CountAfterUpdates, HostReads, reads_within
 
 FACES = ("native", "huggingface")
 both_faces = pytest.mark.parametrize("face", FACES)
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
 class Rows(Dataset[Any]):
@@ -82,11 +89,20 @@ class Run:
         rates: the learning rate of each update.
     """
 
-    def __init__(self, face: str, folder: Path, *callbacks: Any, net: Any = None, base: Any = None, **arguments: Any):
+    def __init__(
+        self,
+        face: str,
+        folder: Path,
+        *callbacks: Any,
+        net: Any = None,
+        base: Any = None,
+        make_optimizer: Callable[..., Any] = SGD,
+        **arguments: Any,
+    ) -> None:
         self.face, self.folder, self.callbacks, self.arguments = face, folder, callbacks, arguments
         self.net = net or Net()
         self.base = base or {"native": Trainer, "huggingface": HuggingFaceTrainer}[face]
-        self.optimizer: Any = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
+        self.optimizer = make_optimizer(self.net.parameters())
         self.optimizer.register_step_post_hook(lambda *_: self._close_update())
         self.rates: list[float] = []
         self.trainer: Any = None
@@ -161,17 +177,24 @@ def stop_at(face: str, folder: Path, update: int) -> Any:
     return SaveAndStop(folder / f"step_{update}", update) if face == "native" else StopAt(update)
 
 
-def by_hand(updates: list[list[int]], size: int, rates: list[float] | None = None) -> Net:
-    """The model after updates with these rows, each a mean over its own."""
-    net, data = Net(), Rows(size)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    for number, rows in enumerate(updates):
-        if rates is not None:
-            optimizer.param_groups[0]["lr"] = rates[number]
-        (net.linear(data.inputs[rows]) - data.targets[rows]).square().mean().backward()
+def saving_epochs(face: str, folder: Path) -> Run:
+    """A run that saves after each epoch."""
+    if face == "huggingface":
+        return Run(face, folder, save_strategy="epoch")
+    return Run(face, folder, SaveTrainingStateCallback(folder, save_every_n_epochs=1, save_at_end=False))
+
+
+def by_hand(updates: list[list[int]], size: int) -> tuple[Net, list[float]]:
+    """The model after updates with these rows, each a mean over its own, and their losses."""
+    net, data, losses = Net(), Rows(size), []
+    optimizer = SGD(net.parameters())
+    for rows in updates:
+        loss = (net.linear(data.inputs[rows]) - data.targets[rows]).square().mean()
+        loss.backward()
+        losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-    return net
+    return net, losses
 
 
 def assert_close(actual: Any, expected: Net) -> None:
@@ -197,7 +220,7 @@ def test_no_batch_of_an_epoch_counts_in_an_update_of_the_next_PaddleFormers_4365
     run = Run(face, tmp_path).train(Rows(17), 2, accumulation=4)
     four = [list(range(start, start + 4)) for start in range(0, 16, 4)]
     assert run.updates == 2 * [four, [[16]]]
-    assert_close(run.net, by_hand(2 * [list(range(16)), [16]], 17))
+    assert_close(run.net, by_hand(2 * [list(range(16)), [16]], 17)[0])
 
 
 @both_faces
@@ -240,6 +263,25 @@ def test_no_batch_is_repeated_or_left_out_after_a_resume_mini_trainer_79(
     interrupted = Run(face, folder, stop_at(face, folder, update)).train(Rows(47), 2, batch_size=2, accumulation=2)
     resumed = Run(face, folder).train(Rows(47), 2, batch_size=2, accumulation=2, resumes=True)
     assert interrupted.rows + resumed.rows == 2 * list(range(47))
+
+
+@pytest.mark.parametrize(
+    ("face", "arguments", "name"),
+    [
+        ("native", {}, "num_epochs"),
+        ("native", {"max_num_train_steps": 5}, "max_num_train_steps"),
+        ("huggingface", {}, "num_train_epochs"),
+        ("huggingface", {"max_steps": 5}, "max_steps"),
+    ],
+)
+def test_a_finished_run_that_is_resumed_names_the_argument_to_raise(
+    face: str, arguments: dict[str, Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    saving_epochs(face, folder).train(Rows(20), 1)
+    resumed = Run(face, folder, **arguments).train(Rows(20), 1, resumes=True)
+    assert resumed.updates == []
+    assert f"is the end of the run, after update 5. Raise `{name}`" in capsys.readouterr().out
 
 
 class Block(nn.Sequential):
@@ -346,3 +388,104 @@ def test_patience_starts_anew_at_each_improvement_in_either_order_GLiNER2_70(
     arguments |= {"metric_for_best_model": "eval_given", "greater_is_better": False}
     run = Run(face, tmp_path, StopEarly(2), base=Given, **arguments).train(Rows(4), 9, evaluated=Rows(4))
     assert (run.trainer.state.global_step, run.trainer.state.best_global_step) == (7, 5)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "missing"])
+@both_faces
+def test_a_damaged_newest_state_is_named_and_the_one_before_is_used_speculators_739(
+    face: str, damage: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    saving_epochs(face, folder).train(Rows(20), 2)
+    newest, foreign = {"native": ("epoch_2", "epoch_99"), "huggingface": ("checkpoint-10", "checkpoint-99")}[face]
+    (folder / foreign).mkdir()
+    (folder / foreign / "notes.txt").write_text("not a state")
+    if damage == "cut":
+        path = folder / newest / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-8])
+    elif damage == "empty":
+        (path := folder / newest / "run.json").write_text("")
+    else:
+        (path := folder / newest / "run.safetensors").unlink()
+    with pytest.warns(UserWarning, match=rf"skipped:[\s\S]*{newest}/{path.name}"):
+        resumed = Run(face, folder).train(Rows(20), 2, resumes=True)
+    assert resumed.rows == list(range(20))
+
+
+@pytest.mark.parametrize("has_schedule", [False, True])
+@both_faces
+def test_changed_settings_of_the_optimizer_are_told_before_the_first_update_rf_detr_1209(
+    face: str, has_schedule: bool, tmp_path: Path
+) -> None:
+    def cosine(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    schedule, folder = (cosine if has_schedule else None), tmp_path / "run"
+    old = functools.partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, betas=(0.9, 0.99))
+    new = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.2, betas=(0.8, 0.99))
+    Run(face, folder, stop_at(face, folder, 3), make_optimizer=old).train(Rows(20), 2, schedule=schedule)
+    resumed = Run(face, folder, make_optimizer=new)
+    with pytest.warns(UserWarning, match="For the new ones change `optimizer.param_groups`") as told:
+        resumed.train(Rows(20), 2, schedule=schedule, resumes=True)
+    (text,) = [str(each.message) for each in told]
+    for line in (
+        "learning_rate: 0.0001, not 0.001",
+        "weight_decay: 0.1, not 0.2",
+        "betas: (0.9, 0.99), not (0.8, 0.99)",
+    ):
+        assert line in text
+    assert "For the new ones change `optimizer.param_groups`" in text
+    rates = [5e-5 * (1 + math.cos(math.pi * update / 10)) if has_schedule else 1e-4 for update in range(3, 10)]
+    assert resumed.rates == pytest.approx(rates, rel=1e-12)
+
+
+@both_faces
+def test_each_record_is_the_mean_of_its_own_updates_tt_blacksmith_596(face: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"record_every_n_steps": 4} if face == "native" else {"logging_steps": 4}
+    run = Run(face, tmp_path, **arguments).train(Rows(40), 3)
+    _, losses = by_hand(3 * [list(range(start, start + 4)) for start in range(0, 40, 4)], 40)
+    if face == "native":
+        records = [(each.update, each.train_loss) for each in run.trainer.run_history.step_records]
+        assert [update for update, _ in records] == [4, 8, 10, 14, 18, 20, 24, 28, 30]
+    else:
+        records = [(each["step"], each["loss"]) for each in run.trainer.state.log_history if "loss" in each]
+        assert [update for update, _ in records] == [4, 8, 12, 16, 20, 24, 28]
+    first = 0
+    for last, mean in records:
+        assert mean == pytest.approx(sum(losses[first:last]) / (last - first), rel=1e-12)
+        first = last
+
+
+class FiveParts(Trainer):
+    """Returns five tensors beside the loss."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        parts = {f"part_{number}": number * output["model_outputs"]["logits"].flatten() for number in range(5)}
+        return {**output, **parts}
+
+
+class CountTensors(TrainerCallback):
+    """How many tensors there are after every 50th update."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates % 50 == 0:
+            self.counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+
+
+def test_means_of_five_tensors_read_nothing_in_an_update_and_keep_nothing_neuracore_893(tmp_path: Path) -> None:
+    means = RecordMeansCallback([f"part_{number}" for number in range(5)])
+    reads = HostReads()
+    plain, counting = CountAfterUpdates(reads), CountAfterUpdates(reads)
+    with reads.watching():
+        Run("native", tmp_path, plain).train(Rows(62), 1, batch_size=1)
+        Run("native", tmp_path, means, counting, base=FiveParts).train(Rows(62), 1, batch_size=1)
+    assert reads_within(range(5, 60), counting.after_updates) == reads_within(range(5, 60), plain.after_updates)
+
+    run = Run("native", tmp_path, means, tensors := CountTensors(), base=FiveParts).train(Rows(1200), 1, batch_size=1)
+    assert max(tensors.counts[12:]) <= max(tensors.counts[:12])
+    history = run.trainer.run_history
+    assert history.get_latest_metric("train_part_4") == pytest.approx(4 * history.get_latest_metric("train_part_1"))

@@ -28,8 +28,8 @@ class RecordMeansCallback(TrainerCallback):
     A name is that of an entry of the model's outputs, if they are a dict, or of what `calculate_train_batch_loss` and
     `calculate_eval_batch_loss` return: a number for the batch, or a tensor, whose mean is taken. They are recorded as
     ``train_<name>`` and ``eval_<name>``, and as ``intermediate_eval_<name>`` for evaluations within an epoch: means
-    over the samples of all ranks. Nothing waits for the device before they are recorded, and a resumed epoch has the
-    same means. An entry of training may be absent in evaluations. Put this callback before those that log.
+    over the samples of all ranks. They are read from the device every 256 batches, and a resumed epoch has the same
+    means. An entry of training may be absent in evaluations. Put this callback before those that log.
 
     Args:
         names: of the entries, also in a list.
@@ -104,6 +104,7 @@ class RecordMeansCallback(TrainerCallback):
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 value = value.detach().mean(dtype=widest_float(value.device))
             self._trackers[prefix + name].update(value, batch_output["batch_size"])
+            self._trackers[prefix + name].read_if_long()
 
     def _total(self, key: str) -> tuple[float, float]:
         tracker = self._trackers[key].copy()  # a save adds nothing to the sums, whose last bit depends on their cuts

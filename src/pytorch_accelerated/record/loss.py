@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
+_MANY_LOSSES = 256
 
 
 class LossTracker:
@@ -85,6 +86,11 @@ class LossTracker:
         self.batches_read += len(self._pending_losses)
         self._pending_losses.clear()
         self._pending_weights.clear()
+
+    def read_if_long(self) -> None:
+        """Read the losses if there are many: each one that is pending takes memory of its device."""
+        if len(self._pending_losses) >= _MANY_LOSSES:
+            self.read()
 
     def look_for_non_finite(self) -> None:
         """Set `first_non_finite` like `read`, but keep pending losses pending. Waits for the device.
