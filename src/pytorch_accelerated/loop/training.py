@@ -360,5 +360,10 @@ class Training:
         position = context.state.position
         if not (self.is_complete or context.is_at_limit):
             return f"Resuming from {context.resumed_from}: epoch {context.history.current_epoch}, {position}"
-        limit = context.settings.limit or "num_epochs"
-        return f"Nothing is left to train: {context.resumed_from} is the end of the run, {position}. Raise `{limit}`"
+        end = f"{context.resumed_from} is the end of the run, {position}"
+        return f"Nothing is left to train: {end}. Raise `{self.name_of_limit}`"
+
+    @property
+    def name_of_limit(self) -> str:
+        """The argument that ends the run."""
+        return self.context.settings.limit or "num_epochs"

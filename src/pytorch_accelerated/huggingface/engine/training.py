@@ -231,6 +231,11 @@ class FaceTraining(Training):
         self._events.fire("on_save")
         self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
 
+    @property
+    def name_of_limit(self) -> str:
+        """The argument that ends the run."""
+        return "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
+
     def stop_early(self, reason: str) -> None:
         """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
         self._reason_to_stop = reason
