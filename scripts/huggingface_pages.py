@@ -92,6 +92,7 @@ _NATIVE = {
     "log_level": "`logging`",
     "log_level_replica": "`logging`",
     "log_on_each_node": "none: only the first process of all logs",
+    "skip_memory_metrics": "`ProfilerCallback`",
     "include_num_input_tokens_seen": "a callback's `on_train_step_end`",
     "eval_strategy": "every epoch, if there is an `eval_dataset`; `StepBasedEvaluationCallback`",
     "eval_steps": "`StepBasedEvaluationCallback`",

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import json
 import math
 import pickle
@@ -472,3 +473,48 @@ def test_how_accelerate_deals_out_batches_is_an_object_that_scripts_read_and_cha
     args.accelerator_config.gradient_accumulation_kwargs = {"num_steps": 4}
     with pytest.raises(ConfigurationError, match="num_steps: 4: give `gradient_accumulation_steps`"):
         Trainer(Regression(), args, train_dataset=Rows(2))
+
+
+# -------------------------------------------------------------------------------------------------------------- setters
+
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.7, "batch_size": 3, "weight_decay": 0.2, "num_epochs": 9, "max_steps": 11, "steps": 17,
+    "gradient_accumulation_steps": 5, "seed": 13, "activation_checkpointing": True, "strategy": "epoch", "delay": 2.0,
+    "accumulation_steps": 19, "loss_only": True, "total_limit": 4, "level": "info", "first_step": True,
+    "nan_inf_filter": True, "on_each_node": False, "replica_level": "debug", "beta1": 0.5, "beta2": 0.6,
+    "epsilon": 1e-3, "args": "momentum=0.5", "warmup_steps": 6, "train_batch_size": 33, "eval_batch_size": 44,
+    "drop_last": True, "num_workers": 2, "pin_memory": False, "persistent_workers": True, "prefetch_factor": 7,
+    "multiprocessing_context": "spawn", "auto_find_batch_size": True, "ignore_data_skip": True, "sampler_seed": 21,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    "name", ["training", "evaluate", "testing", "save", "logging", "optimizer", "lr_scheduler", "dataloader"]
+)
+def test_a_setter_sets_what_that_of_transformers_sets(name: str, given: bool) -> None:
+    import transformers
+
+    before: dict[str, Any] = {
+        "logging_steps": 99, "eval_steps": 98, "save_steps": 97, "max_steps": 96, "learning_rate": 0.9, "data_seed": 1,
+        "per_device_train_batch_size": 95, "per_device_eval_batch_size": 94, "logging_first_step": True,
+        "prediction_loss_only": True, "logging_nan_inf_filter": False, "report_to": "none",
+    }  # fmt: skip
+    ours, theirs = TrainingArguments("x", **before), transformers.TrainingArguments("x", **before)
+    parameters = inspect.signature(getattr(theirs, f"set_{name}")).parameters
+    named = {"optimizer": "sgd", "lr_scheduler": "cosine"}
+    chosen = {one: SETTINGS.get(one, named.get(name)) for one in parameters if one in SETTINGS or one == "name"}
+    for args in (ours, theirs):
+        assert getattr(args, f"set_{name}")(**(chosen if given else {})) is args
+    assert ours.gradient_checkpointing == (given and name == "training")
+    shared = {one.name for one in dataclasses.fields(ours)} & {one.name for one in dataclasses.fields(theirs)}
+    other_form = {"report_to", "local_rank", "disable_tqdm", "fsdp_config", "fsdp", "accelerator_config", "debug"}
+    assert vars(theirs.accelerator_config).items() <= vars(ours.accelerator_config).items()
+    other_form |= {"activation_checkpointing", "gradient_checkpointing", "include_num_input_tokens_seen"}
+    for shown in shared - other_form:
+        assert (getattr(ours, shown) or None) == (getattr(theirs, shown) or None), shown
+
+
+def test_a_setter_of_uploads_says_what_to_do_instead() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"push_to_hub\(\.\.\.\)"):
+        TrainingArguments("x").set_push_to_hub("me/model")

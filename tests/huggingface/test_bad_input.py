@@ -241,6 +241,19 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         called("get_train_dataloader", train_sampling_strategy="group_by_length"),
         *(ConfigurationError, "neither 'length' nor 'input_ids': name the column with `length_column_name`"),
     ),
+    *(
+        (
+            f"a stream and {strategy}",
+            trained(parts={"train_dataset": Stream(10)}, max_steps=2, train_sampling_strategy=strategy),
+            *(ConfigurationError, f"'{strategy}', but the rows of the training set, a Stream, come in an order of its"),
+        )
+        for strategy in ("group_by_length", "batch_rebalance")
+    ),
+    (
+        "metrics of batches that are never told the last one",
+        made(parts={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True),
+        *(ConfigurationError, "`compute_metrics` after each batch, but yours has no parameter `compute_result`"),
+    ),
     # Training
     ("nothing to train", trained(num_train_epochs=0), ConfigurationError, "`num_train_epochs` is 0.*`max_steps`"),
     ("a frozen model", trained(parts={"model": FROZEN}), DataError, "The loss has no gradient"),

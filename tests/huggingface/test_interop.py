@@ -197,6 +197,31 @@ def test_rows_of_like_length_come_together(tells: str, tmp_path: Path) -> None:
     assert all(max(batch) - min(batch) == 3 for batch in seen)
 
 
+def test_rebalanced_batches_are_those_of_a_random_update_by_length(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).permutation(40) + 1
+    seen: list[list[int]] = []
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        seen.append([row["length"] for row in rows])
+        return {"x": torch.ones(len(rows), 2), "labels": torch.ones(len(rows), 1)}
+
+    make_trainer(
+        tmp_path,
+        parts={"train_dataset": [{"length": int(length)} for length in lengths], "data_collator": collate},
+        train_sampling_strategy="batch_rebalance",
+        remove_unused_columns=False,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=3,
+        num_train_epochs=1,
+    ).train()
+    updates = [sum(seen[start : start + 3], []) for start in range(0, len(seen), 3)]
+    assert [len(update) for update in updates] == [12, 12, 12, 4]
+    assert all(update == sorted(update, reverse=True) for update in updates)
+    assert updates[0][0] == 40
+    assert sorted(sum(updates, [])) == list(range(1, 41))
+    assert max(updates[1]) - min(updates[1]) > 12  # which rows are in an update is random
+
+
 def special_tokens_of(config: Any) -> tuple[Any, Any, Any]:
     return config.pad_token_id, config.bos_token_id, config.eos_token_id
 

@@ -36,6 +36,20 @@ def test_the_best_arguments_are_found_and_the_given_ones_are_back(tmp_path: Path
     assert best.objective < worst.evaluate()["eval_loss"]
 
 
+def test_several_objectives_give_all_runs_that_no_other_one_beats(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, parts={"model_init": Regression}, eval_strategy="epoch")
+    sampler = optuna.samplers.GridSampler({"learning_rate": [1e-2, 10.0]})
+
+    def both(metrics: dict[str, float]) -> tuple[float, float]:
+        return metrics["eval_loss"], trainer.args.learning_rate
+
+    best = trainer.hyperparameter_search(space, both, n_trials=2, direction=["minimize", "maximize"], sampler=sampler)
+    assert sorted(run.hyperparameters["learning_rate"] for run in best) == [0.01, 10.0]
+    assert all(run.objective[1] == run.hyperparameters["learning_rate"] for run in best)
+    only = trainer.hyperparameter_search(space, both, n_trials=2, direction=["minimize"] * 2, sampler=sampler)
+    assert [run.hyperparameters for run in only] == [{"learning_rate": 0.01}]
+
+
 def test_a_pruned_trial_ends_early(tmp_path: Path) -> None:
     steps = []
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.huggingface import Trainer, TrainOutput
+from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainOutput
 from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, speed_metrics
 from tests.huggingface.runs import Regression, Rows, losses, make_trainer
 
@@ -143,6 +143,21 @@ def test_speeds_are_those_of_transformers(counts: dict[str, int], monkeypatch: p
 
     monkeypatch.setattr(time, "time", lambda: 1002.5)
     assert speed_metrics("eval", 1000.0, **counts) == genuine_metrics("eval", 1000.0, **counts)
+
+
+def test_memory_is_measured_on_request(tmp_path: Path) -> None:
+    megabyte, kept = 2**20, []
+
+    class Grows(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kept.append(torch.ones(8 * megabyte, dtype=torch.uint8))
+
+    trainer = make_trainer(tmp_path, Grows(), skip_memory_metrics=False, num_train_epochs=2)
+    metrics = trainer.train().metrics
+    assert 40 * megabyte < metrics["train_mem_cpu_alloc_delta"] < 160 * megabyte
+    assert "eval_mem_cpu_alloc_delta" in trainer.evaluate()
+    assert "test_mem_cpu_alloc_delta" in trainer.predict(trainer.eval_dataset).metrics  # type: ignore[operator]  # it has some
+    assert not [name for name in make_trainer(tmp_path).train().metrics if "_mem_" in name]
 
 
 def test_full_determinism_seeds_and_refuses_other_algorithms(

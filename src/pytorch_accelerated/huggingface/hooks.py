@@ -25,6 +25,7 @@ from pytorch_accelerated.prediction.padded import PADDING
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine
 
+_BATCHES_PER_POOL = 50  # for group_by_length
 _MAX_EVALUATION_LOADERS = 8  # with workers that persist
 
 
@@ -161,9 +162,9 @@ class TrainerHooks:
         optimizer = self.create_optimizer()
         self.optimizer = optimizer if self.optimizer is None else self.optimizer
         # Many take the number of steps alone.
-        taken = inspect.signature(self.create_scheduler).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-        arguments: dict[str, Any] = {"optimizer": self.optimizer} if takes_any or "optimizer" in taken else {}
+        arguments: dict[str, Any] = (
+            {"optimizer": self.optimizer} if knowledge.takes(self.create_scheduler, "optimizer") else {}
+        )
         schedule = self.create_scheduler(num_training_steps=num_training_steps, **arguments)
         self.lr_scheduler = schedule if self.lr_scheduler is None else self.lr_scheduler
 
@@ -281,14 +282,14 @@ class TrainerHooks:
             return None
         if self.args.train_sampling_strategy == SamplingStrategy.SEQUENTIAL:
             return SequentialSampler(dataset)
+        if self.args.train_sampling_strategy == SamplingStrategy.RANDOM:
+            return RandomSampler(dataset)
+        lengths = knowledge.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
+        # Rows are sorted within a pool: an update, or so many that rows are of similar length, and that epochs differ.
+        pool = self.get_total_train_batch_size(self.args)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
-            lengths = knowledge.row_lengths(
-                dataset, self.args.length_column_name, knowledge.main_input_name(self.model)
-            )
-            return knowledge.LengthGroupedSampler(
-                lengths, self._train_batch_size * self.args.gradient_accumulation_steps
-            )
-        return RandomSampler(dataset)
+            pool = _BATCHES_PER_POOL * self._train_batch_size * self.args.gradient_accumulation_steps
+        return knowledge.LengthGroupedSampler(lengths, pool)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the rows of an evaluation; None for that of the dataset."""

@@ -136,32 +136,28 @@ def _nothing_left(present: Sequence[str], columns: Sequence[str]) -> DataError:
     )
 
 
-# Rows are sorted by length within so many batches: few enough that epochs differ, enough for rows of similar length.
-_BATCHES_PER_POOL = 50
-
-
 class LengthGroupedSampler(Sampler[int]):
-    """Yields rows in random order, but with rows of similar length in each batch.
+    """Yields rows in random order, but sorted by length within pools, so that batches have rows of similar length.
 
     The first batch has the longest row, so that running out of memory happens at once.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
+    def __init__(self, lengths: Sequence[int], pool_size: int) -> None:
         self._lengths = torch.as_tensor(lengths)
-        self._batch_size = batch_size
+        self._pool_size = pool_size
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(len(self))
-        pools = [
-            pool[self._lengths[pool].argsort(descending=True, stable=True)]
-            for pool in torch.split(order, _BATCHES_PER_POOL * self._batch_size)
-        ]
-        longest = max(range(len(pools)), key=lambda index: int(self._lengths[pools[index][0]]), default=0)
-        pools[:1], pools[longest : longest + 1] = pools[longest : longest + 1], pools[:1]
-        return iter(torch.cat(pools).tolist() if pools else [])
+        if len(self):
+            longest = int(self._lengths[order].argmax())
+            order[[0, longest]] = order[[longest, 0]]
+        pools = torch.split(order, self._pool_size)
+        return iter(
+            torch.cat([pool[self._lengths[pool].argsort(descending=True, stable=True)] for pool in pools]).tolist()
+        )
 
 
 def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
@@ -275,10 +271,13 @@ def accepts_loss_kwargs(model: Any) -> bool:
     own_word = getattr(model, "accepts_loss_kwargs", None)
     if own_word is not None:
         return bool(own_word)
-    parameters = inspect.signature(model.forward).parameters
-    return "num_items_in_batch" in parameters or any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
+    return takes(model.forward, "num_items_in_batch")
+
+
+def takes(function: Any, keyword: str) -> bool:
+    """Whether a function may be given an argument of this name."""
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def leaves_out_first_label(model: Any) -> bool:

@@ -59,7 +59,7 @@ def search(
     direction: str | list[str],
     hp_name: Callable[[Any], str] | None,
     **kwargs: Any,
-) -> BestRun:
+) -> BestRun | list[BestRun]:
     """The best of several runs; see `Trainer.hyperparameter_search`."""
     optuna = require("optuna", needed_by="`hyperparameter_search`")
     if face.model_init is None:
@@ -97,8 +97,9 @@ def search(
         study.optimize(objective, n_trials=n_trials, **for_optimize)
     finally:
         face.args = best_args
-    best = study.best_trials[0] if isinstance(direction, list) else study.best_trial
-    return BestRun(str(best.number), best.values if isinstance(direction, list) else best.value, best.params)
+    if isinstance(direction, list):
+        return [BestRun(str(best.number), best.values, best.params) for best in study.best_trials]
+    return BestRun(str(study.best_trial.number), study.best_value, study.best_params)
 
 
 class _Reporting(TrainerCallback):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.optional import require
@@ -47,6 +48,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     EvalLoopOutput,
     PredictionOutput,
     TrainOutput,
+    meter_memory,
     output_dir_of,
     rotate_checkpoints,
     speed_metrics,
@@ -134,6 +136,16 @@ class Trainer(TrainerHooks):
         parallel.seed_run(args)
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
+        if (
+            args.batch_eval_metrics
+            and compute_metrics is not None
+            and not knowledge.takes(compute_metrics, "compute_result")
+        ):
+            complaints.append(
+                "`batch_eval_metrics` calls `compute_metrics` after each batch, but yours has no parameter "
+                "`compute_result`, which is True after the last one: add it, gather what counts until then, and return "
+                "the metrics, or leave `batch_eval_metrics` out"
+            )
         self.args = args
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -277,7 +289,8 @@ class Trainer(TrainerHooks):
             kwargs: of `optuna.create_study` and `optuna.Study.optimize`, such as ``storage`` and ``timeout``.
 
         Returns:
-            A named tuple with `run_id`, `objective` and `hyperparameters`.
+            A named tuple with `run_id`, `objective` and `hyperparameters`; for several objectives a list of them, one
+            for each trial that no other one beats.
 
         Raises:
             ConfigurationError: without `model_init`, on several processes, or for another backend.
@@ -738,6 +751,13 @@ def _complaints_about_data(trainer: Trainer) -> list[str]:
     evaluates_as_usual = all(map(is_ours, (trainer.evaluate, trainer.get_eval_dataloader, trainer._evaluate)))
     if args.eval_strategy != IntervalStrategy.NO and trainer.eval_dataset is None and evaluates_as_usual:
         complaints.append(f"`eval_strategy` is {str(args.eval_strategy)!r}, but there is no `eval_dataset`: pass one")
+    ordered = str(args.train_sampling_strategy) in ("group_by_length", "batch_rebalance")
+    chooses_order = is_ours(trainer._get_train_sampler) and is_ours(trainer.get_train_dataloader)
+    if ordered and chooses_order and (isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")):
+        complaints.append(
+            f"`train_sampling_strategy` is {str(args.train_sampling_strategy)!r}, but the rows of the training set, a "
+            f"{type(dataset).__name__}, come in an order of its own: sort them there, and leave the argument out"
+        )
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         complaints.append(f"the training set, a {type(dataset).__name__}, has no length: set `max_steps`")
     return complaints
@@ -778,12 +798,14 @@ def _measured_loop(
 ) -> tuple[EvalLoopOutput, dict[str, Any]]:
     """The output of `evaluation_loop`, and its metrics with those of time."""
     args, started = trainer.args, time.time()
+    stage = "test" if arguments["description"] == "Prediction" else "eval"
+    memory = meter_memory(stage, args, is_nested=trainer.is_in_train)
     output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
     metrics, samples = dict(output.metrics or {}), output.num_samples or 0
     steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
     if trainer._engine.training is None:  # which would have prepared the model
         metrics[f"{metric_key_prefix}_model_preparation_time"] = round(trainer._engine.preparation_seconds, 4)
-    metrics.update(speed_metrics(metric_key_prefix, started, samples, steps))
+    metrics.update({**speed_metrics(metric_key_prefix, started, samples, steps), **memory()})
     return output, metrics
 
 

@@ -1,4 +1,4 @@
-"""What scripts import from here: results, strategies, checkpoint folders, measures of time."""
+"""What scripts import from here: results, strategies, checkpoint folders, measures of time and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -222,6 +222,35 @@ def speed_metrics(
             if count is not None:
                 metrics[f"{split}_{name}_per_second"] = round(count / seconds, 3)
     return metrics
+
+
+def meter_memory(stage: str, args: Any, *, is_nested: bool = False) -> Callable[[], dict[str, int]]:
+    """A function for the bytes that this process has more than now, by name; for none, as the arguments may say.
+
+    They are ``<stage>_mem_cpu_alloc_delta``, with CUDA also ``<stage>_mem_gpu_alloc_delta`` and
+    ``<stage>_mem_gpu_peaked_delta``, by which the peak exceeds the end; of a stage within another, not the peak.
+    """
+    if args.skip_memory_metrics:
+        return dict
+    import psutil  # comes with accelerate
+
+    has_gpu = torch.cuda.is_available()
+    if has_gpu and not is_nested:
+        torch.cuda.reset_peak_memory_stats()
+
+    def bytes_now() -> dict[str, int]:
+        in_use = {f"{stage}_mem_cpu_alloc_delta": psutil.Process().memory_info().rss}
+        return {**in_use, f"{stage}_mem_gpu_alloc_delta": torch.cuda.memory_allocated()} if has_gpu else in_use
+
+    def added() -> dict[str, int]:
+        deltas = {name: int(now - before[name]) for name, now in bytes_now().items()}
+        if has_gpu and not is_nested:
+            peak = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+            deltas[f"{stage}_mem_gpu_peaked_delta"] = peak
+        return deltas
+
+    before = bytes_now()
+    return added
 
 
 def warn(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import math
@@ -45,6 +46,33 @@ _READ_BY_SCRIPTS: dict[str, Callable[[TrainingArguments], Any]] = {
 }
 
 
+def _setter(fields: str, defaults: Mapping[str, Any] | None = None, **constants: Any) -> Callable[..., Any]:
+    """A method that sets arguments, and returns all. A parameter that is left out sets its default.
+
+    Args:
+        fields: its parameters, each with the argument that it sets, unless that has the same name.
+        defaults: of parameters, where they aren't those of the arguments.
+        constants: further arguments that it sets.
+    """
+    field_of = {pair.partition(":")[0]: pair.rpartition(":")[2] for pair in fields.split()}
+    default_of = {name: getattr(Arguments, field) for name, field in field_of.items()} | dict(defaults or {})
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in default_of.items()])
+
+    def setter(self: TrainingArguments, *args: Any, **kwargs: Any) -> TrainingArguments:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        values = {field_of[name]: value for name, value in given.arguments.items()} | constants
+        for field, value in values.items():
+            setattr(self, field, value)
+        complete(self)
+        self.check()
+        return self
+
+    setter.__doc__ = f"Set {', '.join(f'`{field}`' for field in (*field_of.values(), *constants))}, and return all."
+    return setter
+
+
 @dataclass
 class TrainingArguments(Arguments):
     """All settings of a run. Subclass it to add your own arguments; change it until the Trainer is made.
@@ -70,6 +98,43 @@ class TrainingArguments(Arguments):
         read_values(self)
         check_kinds(self)
         check_values(self)
+
+    set_training = _setter(
+        "learning_rate batch_size:per_device_train_batch_size weight_decay num_epochs:num_train_epochs max_steps "
+        "gradient_accumulation_steps seed activation_checkpointing gradient_checkpointing",
+        do_train=True,
+    )
+    set_evaluate = _setter(
+        "strategy:eval_strategy steps:eval_steps batch_size:per_device_eval_batch_size "
+        "accumulation_steps:eval_accumulation_steps delay:eval_delay loss_only:prediction_loss_only",
+        {"steps": 500},
+    )
+    set_testing = _setter("batch_size:per_device_eval_batch_size loss_only:prediction_loss_only", do_predict=True)
+    set_save = _setter(
+        "strategy:save_strategy steps:save_steps total_limit:save_total_limit on_each_node:save_on_each_node",
+    )
+    set_logging = _setter(
+        "strategy:logging_strategy steps:logging_steps report_to level:log_level first_step:logging_first_step "
+        "nan_inf_filter:logging_nan_inf_filter on_each_node:log_on_each_node replica_level:log_level_replica",
+        {"report_to": "none", "nan_inf_filter": False, "on_each_node": False, "replica_level": "passive"},
+    )
+    set_push_to_hub = _setter(
+        "model_id:hub_model_id strategy:hub_strategy token:hub_token private_repo:hub_private_repo "
+        "always_push:hub_always_push revision:hub_revision",
+        push_to_hub=True,
+    )
+    set_optimizer = _setter(
+        "name:optim learning_rate weight_decay beta1:adam_beta1 beta2:adam_beta2 epsilon:adam_epsilon args:optim_args",
+        {"name": "adamw_torch"},
+    )
+    set_lr_scheduler = _setter("name:lr_scheduler_type num_epochs:num_train_epochs max_steps warmup_steps")
+    set_dataloader = _setter(
+        "train_batch_size:per_device_train_batch_size eval_batch_size:per_device_eval_batch_size "
+        "drop_last:dataloader_drop_last num_workers:dataloader_num_workers pin_memory:dataloader_pin_memory "
+        "persistent_workers:dataloader_persistent_workers prefetch_factor:dataloader_prefetch_factor "
+        "multiprocessing_context:dataloader_multiprocessing_context in_order:dataloader_in_order auto_find_batch_size "
+        "ignore_data_skip sampler_seed:data_seed",
+    )
 
     @property
     def distributed_state(self) -> Any:

@@ -99,11 +99,16 @@ class OptimizerNames(_Word):
 
 
 class SamplingStrategy(_Word):
-    """The order of the training rows."""
+    """The order of the training rows.
+
+    "batch_rebalance" has the rows of "random" in an update, but dealt out by their length, so that the batches of one
+    step are about equally long on all ranks.
+    """
 
     RANDOM = "random"
     SEQUENTIAL = "sequential"
     GROUP_BY_LENGTH = "group_by_length"
+    BATCH_REBALANCE = "batch_rebalance"
 
 
 class ParallelMode(_Word):
@@ -207,7 +212,7 @@ class Arguments:
         None, "Columns that are labels. Default: parameters of forward with 'label' in their name."
     )
     train_sampling_strategy: SamplingStrategy | str = argument("random", "The order of the training rows.")
-    length_column_name: str = argument("length", "Column with the length of a row, for group_by_length.")
+    length_column_name: str = argument("length", "Column with the length of a row, to order by.")
     dataloader_drop_last: bool = argument(False, "Drop a last batch that is not full.")
     dataloader_num_workers: int = argument(0, "Processes that fetch data.", limit=AT_LEAST_0)
     dataloader_pin_memory: bool = argument(True, "Copy to the device from pinned memory.")
@@ -237,6 +242,7 @@ class Arguments:
     log_level: str = argument("passive", "The level of the first process's logger.", choices=_LOG_LEVELS)
     log_level_replica: str = argument("warning", "The same on all other processes.", choices=_LOG_LEVELS)
     log_on_each_node: bool = argument(True, "Log on the first process of each machine.")
+    skip_memory_metrics: bool = argument(True, "False: log how many bytes a stage has added.")
     include_num_input_tokens_seen: str = argument(
         "no",
         "Count the tokens of the input: no, all, non_padding.",
@@ -311,7 +317,6 @@ class Arguments:
     liger_kernel_config: str | None = unsupported(None, _LIGER)
     use_cache: bool = unsupported(False, "Set `model.config.use_cache`.")
     neftune_noise_alpha: float | None = unsupported(None, "Let a forward hook of the embedding add noise.")
-    skip_memory_metrics: bool = unsupported(True, "Read `torch.cuda.max_memory_allocated()` in `on_log`.")
     torch_empty_cache_steps: int | None = unsupported(None, "Call `torch.cuda.empty_cache()` in `on_step_end`.")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)

@@ -15,6 +15,7 @@ from pytorch_accelerated.huggingface.engine.step import FaceStep
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
+    meter_memory,
     output_dir_of,
     refuse_steps_taken_by_others,
     speed_metrics,
@@ -74,6 +75,7 @@ class FaceTraining(Training):
         self.log = TrainingLog(self)
         self._first_step = 0
         self.started = time.time()
+        self._memory = meter_memory("train", self._args)
         self._reason_to_stop = ""
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
@@ -254,6 +256,7 @@ class FaceTraining(Training):
         self.face.store_flos()
         metrics["total_flos"] = self.face.state.total_flos
         metrics["train_loss"] = train_loss
+        metrics.update(self._memory())
         self.face.log(metrics)
         self._engine.states.delete_superfluous()
         self._events.note_end(self._reason_to_stop, self.context.state.skipped_updates)
