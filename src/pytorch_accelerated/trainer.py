@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, chosen_callbacks
-from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events, refuse_method_of_others
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -87,6 +87,13 @@ class Trainer(TrainerHooks):
             longer than anything that one process does alone, such as a save. None: torch's limit, half an hour with
             gloo and ten minutes with NCCL.
     """
+
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            """An error that says what a method of other libraries, such as `fit`, is called here."""
+            refuse_method_of_others(self, name)
+            return super().__getattribute__(name)  # raises the original error, also one from inside a property
 
     # ------------------------------------------------------------------------------------------------ what users call
 

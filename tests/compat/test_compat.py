@@ -23,6 +23,7 @@ import pytorch_accelerated.ranks.compat
 from pytorch_accelerated.ranks.compat import accelerate as compat_accelerate
 from pytorch_accelerated.ranks.compat import torch as compat
 from pytorch_accelerated.ranks.compat.extras import (
+    division_of_stream,
     function_of_scorer,
     parts_of_stream,
     reductions_of,
@@ -321,6 +322,15 @@ def test_parts_of_stream() -> None:
     assert "MappedExamplesIterable" in names
     assert names[-1].endswith("ExamplesIterable")
     assert list(parts_of_stream(object())) == [None]
+
+
+def test_division_of_stream() -> None:
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    stream = datasets.Dataset.from_dict({"x": [1, 2]}).to_iterable_dataset()
+    assert division_of_stream(stream) is division_of_stream(object()) is None
+    assert division_of_stream(split_dataset_by_node(stream, 1, 2).map(dict).shuffle(seed=3)) == (1, 2)
 
 
 def test_unsplittable_layers() -> None:

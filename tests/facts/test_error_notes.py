@@ -47,11 +47,11 @@ def test_the_note_of_a_training_batch_tells_where_in_the_run_it_was_and_what_was
     arguments: dict[str, Any] = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": IN_ORDER}
     note = note_of(lambda: trainer.train((INPUTS, labels), 2, None, 2, **arguments), IndexError, "is out of bounds.")
     assert note.splitlines() == [
-        "This happened in the forward pass or the loss of training: epoch 1, update 2 of the run, batch 3 of the epoch "
-        "on this rank (counted from 0).",
-        "The batch: list of 2 with (float32 [2, 3] on cpu; int64 [2] on cpu, values from 0 to 2).",
+        "This happened in the forward pass or the loss of training: epoch 1, update 2 of the run, batch 4 "
+        "of the epoch.",
         "The usual cause: A label is out of range: class labels go from 0 to the number of outputs minus 1. On a GPU "
         "it may also be an input of an embedding.",
+        "The batch: list of 2 with (float32 [2, 3] on cpu; int64 [2] on cpu, values from 0 to 2).",
     ]
 
 
@@ -61,7 +61,7 @@ def test_evaluations_and_predictions_tell_which_samples() -> None:
     trainer = trainer_of(classifier(), nn.CrossEntropyLoss())
     held_out = (INPUTS, labels)
     expected = "the forward pass or the loss of an evaluation: epoch 1, after {} updates of the run, the batch that "
-    expected += "begins with sample 6 (counted from 0)."
+    expected += "begins with row 6 (from 0)."
     note = note_of(lambda: trainer.evaluate(held_out, 2), IndexError)
     assert note.splitlines()[0] == f"This happened in {expected.format(0)}"
     note = note_of(lambda: trainer.train((INPUTS, CLASSES), 2, held_out, 4, eval_per_device_batch_size=2), IndexError)
@@ -77,7 +77,7 @@ def test_evaluations_and_predictions_tell_which_samples() -> None:
     trainer = trainer_of(FailsLate(3, 2), None)
     note = note_of(lambda: trainer.predict(INPUTS, 5), RuntimeError, "shapes cannot be multiplied")
     assert "the forward pass of a prediction or evaluation: epoch 1, after 0 updates of the run, the batch" in note
-    assert "begins with sample 10 (counted from 0)" in note
+    assert "begins with row 10 (from 0)" in note
     assert "float32 [2, 3] on cpu" in note
 
 
@@ -102,12 +102,12 @@ def test_the_backward_pass_and_the_step_of_the_optimizer_are_distinguished() -> 
 
     data = regression_data(6)
     note = note_of(lambda: trainer_of(tiny_model(), loss_func).train(data, 1, None, 2), ZeroDivisionError)
-    assert note.startswith("This happened in the backward pass: epoch 1, update 1 of the run, batch 0 of the epoch")
+    assert note.startswith("This happened in the backward pass: epoch 1, update 1 of the run, batch 1 of the epoch")
     trainer = Trainer(model := tiny_model(), nn.MSELoss(), BadStep(model.parameters(), lr=0.1), callbacks=())
     note = note_of(
         lambda: trainer.train(data, 1, None, 2, gradient_accumulation_steps=3), ZeroDivisionError, "in the step"
     )
-    assert note.startswith("This happened in the optimizer's step: epoch 1, update 1 of the run, batch 2 of the epoch")
+    assert note.startswith("This happened in the optimizer's step: epoch 1, update 1 of the run, batch 3 of the epoch")
     assert "float64 [2, 3] on cpu" in note
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import IterableDataset as HubStream
+from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -20,7 +22,7 @@ from torch.utils.data import (
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from tests.chaos.size import some
 from tests.support.reference import (
     TOLERANCE,
@@ -152,6 +154,29 @@ check(lambda: Samples(2 * RANKS + 1), shares_of([*PAIRS[:RANKS], [2 * RANKS]]), 
 # Streams of libraries that divide by rank are taken as such without a word.
 OfLitdata = type("OfLitdata", (OwnSamples,), {"__module__": "litdata.streaming.dataset"})
 check(OfLitdata, [batches_of_rank(rank) for rank in range(RANKS)])
+
+# So are streams that `datasets` has divided, for as many ranks as there are.
+
+
+def hub_rows(shards: list[int]) -> Iterator[dict[str, Any]]:
+    for rank in shards:
+        yield from (
+            {"inputs": DATA[0][row].tolist(), "targets": DATA[1][row].tolist()} for row in flat(batches_of_rank(rank))
+        )
+
+
+def divided(index: int = RANK, count: int = RANKS) -> Any:
+    stream = HubStream.from_generator(hub_rows, gen_kwargs={"shards": list(range(RANKS))})
+    return split_dataset_by_node(stream, index, count)
+
+
+def as_pair(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("inputs", "targets"))
+
+
+check(divided, [batches_of_rank(rank) for rank in range(RANKS)], collate_fn=as_pair)
+with pytest.raises(ConfigurationError, match=rf"divided the stream for {RANKS + 1} processes, but there are {RANKS}"):
+    check(lambda: divided(count=RANKS + 1), PAIRS, collate_fn=as_pair)  # type: ignore[arg-type]
 
 # Batches of each rank's own. Without a word about it, the first rank warns.
 own = [batches_of_rank(rank) for rank in range(RANKS)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch_accelerated import Trainer
@@ -116,6 +116,30 @@ def test_a_run_with_shortened_epochs_equals_the_uninterrupted_run(source: str, t
     for name in saver.saved:
         resumed = run(SOURCES[source](), limit, process_seed=99, num_epochs=2, resume_from=tmp_path / name)
         assert_same(outcome(resumed), whole)
+
+
+class Divided(IterableDataset[Any]):
+    """Rows without a position, divided over workers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return zip(*(values[first::step] for values in regression_data(12)), strict=True)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_other_workers_than_before_are_refused_within_an_epoch_of_a_stream_without_a_position(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    saver = SaveEverywhere(tmp_path)
+    run(Divided(), saver, train_dataloader_kwargs={"num_workers": before})
+    others: dict[str, Any] = {"train_dataloader_kwargs": {"num_workers": after}}
+    within = rf"saved by 1 process with num_workers={before} \(here 1 with {after}\).*, within an epoch. This distrib"
+    with pytest.raises(ConfigurationError, match=within):
+        run(Divided(), resume_from=tmp_path / "update_2", **others)
+    seen = Targets()
+    run(Divided(), seen, resume_from=tmp_path / "epoch_6", **others)  # two epochs are left
+    assert sorted(seen.rows) == sorted(regression_data(12)[1].tolist() * 2)
 
 
 @pytest.mark.processes

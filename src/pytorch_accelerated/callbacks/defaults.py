@@ -11,6 +11,7 @@ from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallbac
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pytorch_accelerated.callbacks.stopping import TerminateOnNaNCallback
 from pytorch_accelerated.data.building import LIMIT_BATCHES_ENV_VAR, batch_limit_from_environment
+from pytorch_accelerated.errors import ArgumentTypeError
 from pytorch_accelerated.loop.callback import TrainerCallback
 
 #: The callbacks of a `Trainer` that is created without any.
@@ -29,6 +30,12 @@ def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]
     if metrics is not None:
         chosen.append(MetricsCallback(metrics))
         chosen[0].measures_averages = True
+    if not isinstance(callbacks, Iterable):
+        kind = callbacks if isinstance(callbacks, type) else type(callbacks)
+        raise ArgumentTypeError(
+            f"`callbacks` is one {kind.__name__}: pass a list of callbacks, such as `[..., callback]`, where "
+            "`...` stands for the default ones."
+        )
     for callback in callbacks:
         chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
     limit = batch_limit_from_environment()

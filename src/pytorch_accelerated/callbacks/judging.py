@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.errors import UnknownMetricError
+from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.states.matching import require_kinds
@@ -23,6 +26,7 @@ class MetricJudge(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    recorded_names = ()
     watch_metric = "eval_loss_epoch"
     _kinds: Mapping[str, tuple[type, ...]] = {}
 
@@ -31,9 +35,11 @@ class MetricJudge(TrainerCallback):
 
         Raises:
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
+            UnknownMetricError: if nothing in the run records the metric.
         """
         if not trainer.run_history.is_evaluated_beside:
             self._watched.check_has_evaluation(trainer.eval_dataset)
+            refuse_unrecorded(trainer, self.watch_metric)
         if hasattr(self, "greater_is_better"):
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         if trainer.run_state.updates > 0:
@@ -89,3 +95,22 @@ class MetricJudge(TrainerCallback):
 
     def _continue(self) -> None:
         """Act on what a resumed run knows already."""
+
+
+def refuse_unrecorded(trainer: Trainer, name: str) -> None:
+    """Reject a metric that nothing in a run records, if all that records is known: nothing in it is a user's class.
+
+    Raises:
+        UnknownMetricError: names the metrics that are recorded.
+    """
+    callbacks, history = trainer.callback_handler.callbacks, trainer.run_history
+    recorded = [each.recorded_names for each in callbacks if hasattr(each, "recorded_names")]
+    is_known = len(recorded) == len(callbacks) and None not in recorded and not trainer.run_context.loaders.eval_sets
+    if not is_known or any(is_users_class(type(each)) for each in (trainer, history, *callbacks)):
+        return
+    names = ["train_loss_epoch", "eval_loss_epoch", *(each for names in recorded for each in names or ())]
+    at_times = ["intermediate_eval_loss", "gradient_norm", "skipped_updates", *history.get_metric_names()]
+    if name not in names + at_times:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Watch {near[0]!r}" if near else f"Watch one of {', '.join(map(repr, names))}"
+        raise UnknownMetricError(f"The watched metric is {name!r}, which nothing in this run records. {hint}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,6 +112,13 @@ class MetricsCallback(TrainerCallback):
     _named: Mapping[str, NamedMetrics] = {}
     _restored: Mapping[str, Any] = {}
     _ranks: Ranks | None = None
+
+    @property
+    def recorded_names(self) -> Iterable[str] | None:  # type: ignore[override]
+        """Names of the metrics that it records; None for functions and objects, which may return dicts."""
+        if self._functions or self.metrics is not None:
+            return None
+        return [f"{prefix}_{name}" for prefix in ("train", "eval", "intermediate_eval") for name in self._names]
 
     def __init__(
         self,

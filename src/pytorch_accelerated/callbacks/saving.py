@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST, MetricJudge
+from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST, MetricJudge, refuse_unrecorded
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,
@@ -236,6 +236,7 @@ class SaveTrainingStateCallback(StateSaver):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    recorded_names = ()
     _told_apart_by = "save_dir"
 
     _clock = staticmethod(time.monotonic)
@@ -283,6 +284,7 @@ class SaveTrainingStateCallback(StateSaver):
         """Check the metric and the folder, and start the clock."""
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
+            refuse_unrecorded(trainer, self.watch_metric)
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         saves = trainer.run_context.saves
         saves.claim_folder(self.folder)

@@ -24,6 +24,8 @@ class TerminateOnNaNCallback(TrainerCallback):
     saved after that.
     """
 
+    recorded_names = ()
+
     def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """End the run.
 

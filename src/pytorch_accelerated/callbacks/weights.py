@@ -69,6 +69,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
 
+    recorded_names = None  # what metrics measure on the averages, too
+
     def __init__(
         self,
         decay: float = 0.99,

@@ -58,17 +58,19 @@ def adapt_loader(
 ) -> RunLoader:
     """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
 
-    `is_sharded` says that the data already gives each rank different samples, which is known of litdata, Ray Data and
-    MosaicML's streaming. For the other arguments see `RunLoader`.
+    `is_sharded` says that the data already gives each rank different samples, which is known of litdata, Ray Data,
+    MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns. For other arguments see `RunLoader`.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
+        ConfigurationError: for a stream that is divided for another number of ranks.
     """
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
             f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
         )
-    is_sharded = is_sharded or divides_itself(loader) or divides_itself(getattr(loader, "dataset", None))
+    sources = (loader, getattr(loader, "dataset", None))
+    is_sharded = is_sharded or any(divides_itself(source, ranks.count) for source in sources)
     settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     is_torch_loader = isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import default_collate, default_convert
@@ -144,5 +145,7 @@ def _has_ignored(dataset: Any) -> bool:
     arrays = as_array_dataset(dataset)
     data = None if arrays is None else arrays.data
     targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
-    targets = torch.as_tensor(targets) if targets is not None and not isinstance(targets, (dict, tuple, list)) else None
-    return targets is not None and not targets.is_floating_point() and bool((targets == _NOTHING_GIVEN).any())
+    if isinstance(targets, np.ndarray):
+        return targets.dtype.kind == "i" and bool((targets == _NOTHING_GIVEN).any())
+    is_whole = isinstance(targets, torch.Tensor) and not targets.is_floating_point()
+    return is_whole and bool((targets == _NOTHING_GIVEN).any())

@@ -70,10 +70,8 @@ def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: obj
 
 
 def stream_state(loader: Any) -> dict[str, Any] | None:
-    """This rank's position in the stream that it trains on; None for other data, or if unknown in this process."""
-    if not isinstance(loader, StreamLoader) or loader.stateful is None:
-        return None
-    return loader.state_dict()
+    """How the stream that this rank trains on is divided, and its position in it if known; None for other data."""
+    return loader.state_dict() if isinstance(loader, StreamLoader) else None
 
 
 def restore_stream(
@@ -96,28 +94,33 @@ def restore_stream(
     if not isinstance(loader, StreamLoader):
         return
     is_within_epoch = run_state.phase is RunPhase.TRAINING and run_state.updates_in_epoch > 0
-    saved = [state for state in states if state is not None]
-    if loader.stateful is None and not saved:
+    divided = [state for state in states if state is not None]
+    saved = [state for state in divided if "state" in state]
+    if loader.stateful is None and not divided:
         return
     name = type(loader.dataset if loader.stateful is None else loader.stateful).__name__
-    workers, workers_before = loader.num_workers or 0, saved[0]["workers"] if saved else 0
-    is_cut_in_global_batches = ranks.count > 1 and not loader.is_sharded
-    is_same_stream = not saved or (
-        max(1, workers) == max(1, workers_before)
-        and (len(states) == ranks.count or not (loader.is_sharded or saved[0]["is_sharded"]))
-    )
+    before, here = divided[0] if divided else loader.division, loader.division
+    is_same_stream = max(1, here["workers"]) == max(1, before["workers"])
+    if len(states) != ranks.count:
+        is_same_stream &= not (here["is_sharded"] or before["is_sharded"])
+    elif ranks.count > 1:
+        is_same_stream &= here["is_sharded"] == before["is_sharded"]
+    if loader.stateful is None and not saved and (is_same_stream or not is_within_epoch):
+        return  # it is read again, as one that was never stopped reads it
     unknown = [state for state in saved if state["state"] is None and not state["is_finished"]]
     is_known = len(saved) == len(states) and not (is_within_epoch and unknown)
-    is_like_before = len(states) == ranks.count and workers == workers_before
-    if is_cut_in_global_batches and saved:
-        is_like_before &= loader.batch_size == saved[0]["batch_size"]
+    is_like_before = len(states) == ranks.count and here["workers"] == before["workers"]
+    if ranks.count > 1 and not loader.is_sharded and saved:  # cut in global batches
+        is_like_before &= here["batch_size"] == before["batch_size"]
     if is_known and is_like_before and loader.stateful is not None:
         ranks.do_on_all(lambda: _load(loader, states[ranks.index], name=name, source=source))
         return
     reason = f"does not say where the {name} was"
-    if is_known:
-        before, here = f"{len(states)} processes with num_workers={workers_before}", f"{ranks.count} with {workers}"
-        reason = f"was saved by {before} (here {here}), with other batches or by another loader"
+    if is_known or not is_same_stream:
+        processes = "1 process" if len(states) == 1 else f"{len(states)} processes"
+        then = f"{processes} with num_workers={before['workers']}"
+        now = f"{ranks.count} with {here['workers']}"
+        reason = f"was saved by {then} (here {now}), with other batches or by another loader"
     if is_within_epoch and not is_same_stream:
         raise ConfigurationError(
             f"The training state {source} {reason}, within an epoch. This distributes the {name} differently, so it is "

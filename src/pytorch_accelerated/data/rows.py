@@ -107,7 +107,9 @@ def _length(name: str, array: Any) -> int:
         kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
         raise DataError(
             f"{name} of the dataset is {kind}, but rows can be taken only from dense tensors and numpy arrays, in "
-            "plain tuples, lists and dicts. Pass these, or a torch Dataset that returns one sample for an index."
+            "plain tuples, lists and dicts. Pass these, or a torch Dataset that returns one sample for an "
+            "index. `torch.tensor(labels)` makes a tensor of a list; `np.unique(labels, return_inverse=True)[1]` makes "
+            "class numbers of texts."
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")

@@ -84,17 +84,22 @@ class StreamLoader(RunLoader):
         """The dataset or loader that knows the position in the stream; None if none in this process does."""
         return self._fetcher.stateful
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's position in its stream, after the last update. Requires `stateful`."""
-        state = self._fetcher.state_dict()
+    @property
+    def division(self) -> dict[str, Any]:
+        """What decides which samples of the stream each rank and worker gets, besides the number of ranks."""
         return {
-            **state,
-            "state": None if state["state"] is None else {type(self.stateful).__name__: state["state"]},
             "workers": self.num_workers or 0,
             "batch_size": self.batch_size,
-            "is_sharded": self.is_sharded or self.stateful is self.source,
-            "borrowed": self._previous,
+            "is_sharded": self.is_sharded or (self.stateful is not None and self.stateful is self.source),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's position in its stream, after the last update; without `stateful`, the `division` alone."""
+        if self.stateful is None:
+            return self.division
+        state = self._fetcher.state_dict()
+        inner = None if state["state"] is None else {type(self.stateful).__name__: state["state"]}
+        return {**state, **self.division, "state": inner, "borrowed": self._previous}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the update at which `state` was taken, without reading anything again."""

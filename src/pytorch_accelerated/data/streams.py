@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.seeding import mixed_seed, seeds_of_batches, with_seed
-from pytorch_accelerated.ranks.compat.extras import parts_of_stream
+from pytorch_accelerated.ranks.compat.extras import division_of_stream, parts_of_stream
 
 END: Final = object()
 # A pass resumed from the state of these yields exactly the rest. After a shuffle buffer it does not, since the buffer
@@ -51,9 +52,21 @@ def has_state(source: Any) -> bool:
     return True
 
 
-def divides_itself(source: Any) -> bool:
-    """Whether a dataset or loader is of a library whose streams give each rank rows of its own."""
-    return any(kind.__module__.partition(".")[0] in _DIVIDED_BY_RANK for kind in type(source).__mro__)
+def divides_itself(source: Any, ranks: int) -> bool:
+    """Whether a dataset or loader gives each of `ranks` ranks rows of its own, as streams of some libraries do.
+
+    Raises:
+        ConfigurationError: if a stream is divided for another number of ranks.
+    """
+    division = division_of_stream(source) if is_hub_stream(source) else None
+    if division is not None and ranks not in (1, division[1]):
+        raise ConfigurationError(
+            f"`split_dataset_by_node` has divided the stream for {division[1]} processes, but there are {ranks}. Pass "
+            "the stream as it was before: the trainer divides it."
+        )
+    return division is not None or any(
+        kind.__module__.partition(".")[0] in _DIVIDED_BY_RANK for kind in type(source).__mro__
+    )
 
 
 def knows_position(dataset: Any) -> bool:

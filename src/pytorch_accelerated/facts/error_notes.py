@@ -28,6 +28,8 @@ _STAGES = {
 }
 # The commonest causes of torch's errors, whose messages are those of torch 2.10 to 2.13; "When it breaks" has more.
 _CAUSES = {
+    r"mat1 and mat2 shapes cannot be multiplied": "The first linear layer has another `in_features` than the last "
+    "dimension of its input. `nn.Flatten()` in front of it makes rows of images; a single feature is [samples, 1].",
     r"out of memory|DefaultCPUAllocator": "The batch is too large for the free memory. Half of "
     "`per_device_batch_size` with twice the `gradient_accumulation_steps` makes the same updates.",
     r"Target -?\d+ is out of bounds|smaller than num_classes|t < n_classes|device-side assert": "A label is out of "
@@ -39,7 +41,8 @@ _CAUSES = {
     r"[Dd]ouble|torch\.float64": "A tensor is float64, NumPy's default, and the model is not: convert it in the "
     "dataset, with `.float()` or `astype('float32')`.",
     r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is no tensor, "
-    "because its rows are text or other objects: turn them into numbers in the dataset.",
+    "because its rows are text or other objects: turn them into numbers in the dataset; "
+    "`np.unique(labels, return_inverse=True)[1]` makes class numbers of texts.",
     r"missing 1 required positional argument: 'closure'": "Optimizers such as LBFGS compute the loss several times a "
     "step: override `optimizer_step`, and call `self.optimizer.step(closure)` there, with a function that computes it "
     "again (docs/how_to/optimizers.md has one).",
@@ -68,10 +71,7 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     if _has_note(error):
         return
     where = f" on rank {rank} of {ranks}" if ranks > 1 else ""
-    lines = [
-        f"{_BEGINNING} {_STAGES.get(hook, hook)}{where}: {position}.",
-        f"The batch: {described(batch)}.",
-    ]
+    lines = [f"{_BEGINNING} {_STAGES.get(hook, hook)}{where}: {position}."]
     message = f"{type(error).__name__}: {error}"
     cause = next((text for pattern, text in _CAUSES.items() if re.search(pattern, message)), None)
     if "does not require grad" in message and hook in _WITHOUT_GRADIENTS:
@@ -81,6 +81,7 @@ def note_failure(error: Exception, *, hook: str, batch: Any, position: str, rank
     # Our own errors explain themselves.
     if cause is not None and not isinstance(error, PytorchAcceleratedError):
         lines.append(f"The usual cause: {cause}")
+    lines.append(f"The batch: {described(batch)}.")
     add_note(error, "\n".join(lines))
 
 

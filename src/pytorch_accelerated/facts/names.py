@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from pytorch_accelerated.errors import ArgumentTypeError
+from pytorch_accelerated.errors import ArgumentTypeError, MissingMethodError
 from pytorch_accelerated.facts.order import EVENTS
 
 P = ParamSpec("P")
@@ -24,7 +24,10 @@ _ARGUMENTS_ELSEWHERE = {
     "criterion": "loss_func",
     "max_steps": "max_num_train_steps",
     "scheduler": "create_scheduler_fn",
+    "val_data": "eval_dataset",
+    "validation_data": "eval_dataset",
 }
+_METHODS_ELSEWHERE = {"fit": "train", "validate": "evaluate", "test": "evaluate"}
 
 
 @dataclasses.dataclass
@@ -85,11 +88,18 @@ def knows_other_names(method: Callable[P, Result]) -> Callable[P, Result]:
         for name in kwargs.keys() - known.keys():
             near = [_ARGUMENTS_ELSEWHERE.get(name), *difflib.get_close_matches(name, known, n=1)]
             meant = next((each for each in near if each in known), None)
-            hint = f"Use `{meant}`." if meant else f"It has {', '.join(list(known)[1:])}."
-            raise ArgumentTypeError(f"`{type(args[0]).__name__}.{method.__name__}` has no argument `{name}`. {hint}")
+            of_optimizer = " It is an argument of the optimizer." if name in ("lr", "learning_rate") else ""
+            hint = f" Use `{meant}`." if meant and not of_optimizer else of_optimizer
+            raise ArgumentTypeError(f"`{type(args[0]).__name__}.{method.__name__}` has no argument `{name}`.{hint}")
         return method(*args, **kwargs)
 
     return wrapper
+
+
+def refuse_method_of_others(trainer: Any, name: str) -> None:
+    """Raise a MissingMethodError, an AttributeError, if other libraries call a method of the trainer `name`."""
+    if name in _METHODS_ELSEWHERE:
+        raise MissingMethodError(f"`{type(trainer).__name__}` has no `{name}`. Use `{_METHODS_ELSEWHERE[name]}`.")
 
 
 def is_users_class(kind: type) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
+from pytorch_accelerated.facts.error_notes import described
 
 _SMALLEST = {"rows": 0, "updates": 1}  # numbers that `leave_out` may name
 # What a run can end after, instead of epochs: by the argument, the count of `RunState`.
@@ -109,9 +110,8 @@ def check_positive_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         is_data = name == "num_epochs" and hasattr(value, "__len__") and not isinstance(value, str)
         hint = " Inputs and targets are one dataset: `train((inputs, targets), num_epochs)`." if is_data else ""
-        raise ArgumentTypeError(
-            f"`{name}` is {value!r:.80} ({type(value).__name__}): pass a whole number of at least 1.{hint}"
-        )
+        what = described(value) if is_data else f"{value!r:.80} ({type(value).__name__})"
+        raise ArgumentTypeError(f"`{name}` is {what}: pass a whole number of at least 1.{hint}")
     if value < 1:
         raise ConfigurationError(f"`{name}` is {value}, but it must be at least 1: pass 1 or more.")
 

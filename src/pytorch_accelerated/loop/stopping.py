@@ -78,15 +78,15 @@ class Emitter:
             raise HookOutputError(
                 f"`{name}` raised StopTrainingError on rank {ranks.index}: others wait for it. Raise it in an event."
             ) from error
-        number = state.batches_in_epoch - (name not in _BEFORE_COUNTING)
-        position = f"update {state.updates + 1} of the run, batch {number} of the epoch on this rank"
+        number = state.batches_in_epoch + (name in _BEFORE_COUNTING)
+        position = f"update {state.updates + 1} of the run, batch {number} of the epoch"
         if start is not None:
-            position = f"after {state.updates} updates of the run, the batch that begins with sample {start}"
+            position = f"after {state.updates} updates of the run, the batch that begins with row {start} (from 0)"
         note_failure(
             error,
             hook=name,
             batch=batch,
-            position=f"epoch {context.history.current_epoch}, {position} (counted from 0)",
+            position=f"epoch {context.history.current_epoch}, {position}",
             rank=ranks.index,
             ranks=ranks.count,
         )

@@ -455,9 +455,9 @@ def _own_state(run: Context) -> dict[str, Any]:
 
 
 def _stream_of(run: Context) -> dict[str, Any] | None:
-    """This rank's position in the stream that it trains on, if it has one."""
+    """How the stream that this rank trains on is divided, and its position in it, if they are known."""
     state = stream_state(run.loaders.train)
-    if state is not None:
+    if state is not None and "borrowed" in state:
         try:
             encode(state["borrowed"], path="the last batch")
         except CheckpointError:

@@ -17,6 +17,12 @@ def parts_of_stream(stream: Any) -> Iterator[Any]:
     return _parts_within(getattr(stream, "_ex_iterable", None))
 
 
+def division_of_stream(stream: Any) -> tuple[int, int] | None:
+    """The rank and the number of ranks for which `split_dataset_by_node` has divided a `datasets.IterableDataset`."""
+    division = getattr(stream, "_distributed", None)
+    return None if division is None else (division.rank, division.world_size)
+
+
 def _parts_within(part: Any) -> Iterator[Any]:
     yield part
     for inner in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())):
