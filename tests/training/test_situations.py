@@ -29,6 +29,7 @@ from pytorch_accelerated.huggingface import EarlyStoppingCallback as StopEarly
 from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
 from pytorch_accelerated.huggingface import TrainingArguments
 from tests.huggingface.runs import StopAt
+from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import SaveAndStop, assert_same
 from tests.training.test_host_reads import CountAfterUpdates, HostReads, reads_within
@@ -199,6 +200,12 @@ def by_hand(updates: list[list[int]], size: int) -> tuple[Net, list[float]]:
 
 def assert_close(actual: Any, expected: Net) -> None:
     torch.testing.assert_close(actual.linear.state_dict(), expected.linear.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evaluated_rows_and_penalties_count_once_on_any_number_of_ranks_areal_1096(ranks: int, tmp_path: Path) -> None:
+    run_on_ranks(Path(__file__).parents[1] / "ranks" / "situations.py", ranks, tmp_path)
 
 
 @both_faces
