@@ -220,7 +220,14 @@ class Trainer(TrainerHooks):
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
-        checks.check_training(self.run_context, settings, train_dataset, eval_dataset, create_scheduler_fn)
+        checks.check_training(
+            self.run_context,
+            settings,
+            train_dataset,
+            eval_dataset,
+            create_scheduler_fn,
+            resumes=resume_from is not None,
+        )
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
@@ -517,7 +524,8 @@ class Trainer(TrainerHooks):
 
         Trains from the nearest state before it, or from the beginning of the run if the trainer is new. The update is
         that of the run to the bit, if the run resumes exactly. Afterwards everything is as before: model, optimizer,
-        history, generators. Callbacks that print or write files are left out. Must be called by all ranks.
+        history, generators, and what your objects keep. Callbacks that print or write files are left out. Must be
+        called by all ranks.
 
         Args:
             states: the folder of the run's training states, or one of them.

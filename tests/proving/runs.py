@@ -108,6 +108,7 @@ class Interrupt(TrainerCallback):
 
 def make(
     *callbacks: Any,
+    base: type[Trainer] = Trainer,
     seed: int = 5,
     first_weights: int = 0,
     dropout: float = 0.2,
@@ -124,7 +125,7 @@ def make(
         norms = [nn.BatchNorm1d(6)] if has_norm else []
         layers = [nn.Linear(3, 6), *norms, nn.Dropout(dropout), nn.Tanh(), nn.Linear(6, 2)]
         model = (OwnLoss if is_of_dicts else nn.Sequential)(*layers).double()
-    trainer = Trainer(
+    trainer = base(
         model, None if is_of_dicts else nn.MSELoss(), optimizer(model.parameters()), callbacks=callbacks, seed=seed
     )
     evaluated = {"eval_dataset": regression_data(7)} if is_evaluated else {}

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import SequentialLR
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.extras.proving import Replay
 from tests.chaos.size import size
 from tests.looking.worlds import everything
+from tests.proving import faults
 from tests.proving.runs import Interrupt, Log, make, train
 from tests.support.processes import run_on_ranks
+from tests.support.reference import tiny_model
 from tests.support.resuming import assert_same
 
 
@@ -157,6 +160,123 @@ def test_everything_is_as_it_was(tmp_path: Path) -> None:
     again = trainer.train(**{**arguments, "num_epochs": 2}).step_records[-1].train_loss
     other, arguments = train(tmp_path / "other", dataset={"noise": 0.1})
     assert other.train(**{**arguments, "num_epochs": 2}).step_records[-1].train_loss == again
+
+
+class Adding(nn.Module):
+    """Adds a running mean, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.calls = 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean.mul_(0.9).add_(values.detach().mean())
+        return values * (1 + self.calls / 100) + self.mean
+
+
+class RunningLoss(faults.RunningLoss):
+    """A loss with a mean of its own, and a module that is in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Adding()]
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().__call__(self.parts[0](outputs), targets)
+
+
+class Growing(faults.TorchNoise):
+    """Rows with a generator of their own, a counter, and a list that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.served, self.seen = 0, [0.0]
+
+    def changed(self, row: torch.Tensor) -> torch.Tensor:
+        self.served += 1
+        self.seen.append(self.seen[-1] + 0.01)
+        return super().changed(row) * (1 + self.served / 100) + self.seen[-1]
+
+
+def weights_after_two_runs(folder: Path, *replayed: int) -> dict[str, torch.Tensor]:
+    """The weights of a trainer that trains, replays updates, and trains again."""
+    model = nn.Sequential(tiny_model(), Adding(), nn.Linear(2, 2).double())
+    saver = SaveTrainingStateCallback(folder, save_every_n_steps=2)
+    trainer, arguments = faults.run(
+        Growing(), faults.RandomRates(), saver, model=model, loss_func=RunningLoss(), base=faults.Curriculum
+    )
+    arguments = {**arguments, "num_epochs": 2}
+    del arguments["updates"]
+    trainer.train(**arguments)
+    for update in replayed:
+        trainer.replay(folder, update)
+    trainer.train(**arguments)
+    return trainer.get_model().state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:The optimizer resumes with the settings")
+def test_training_after_a_replay_gives_the_weights_that_it_gives_without_one(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        expected = weights_after_two_runs(tmp_path / "without")
+        torch.manual_seed(0)
+        assert_same(weights_after_two_runs(tmp_path / "with", 4, 6), expected)
+
+
+# ----------------------------------------------------------------------------------- behind an update that was left out
+
+
+class BadOnce(Trainer):
+    """The loss of update 6 is NaN, wherever the run comes from."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        return {**output, "loss": output["loss"] * math.nan} if self.run_state.updates == 5 else output
+
+
+class ByBatches(TrainerCallback):
+    """Lowers the rate with each batch that it has seen, and keeps their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.count += 1
+        trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.filterwarnings("ignore:In epoch 1, update 6", "ignore:The optimizer resumes with the settings")
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_updates_behind_one_that_was_left_out_are_replayed(policy: str, tmp_path: Path) -> None:
+    def made(*callbacks: Any) -> tuple[Trainer, dict[str, Any]]:
+        return make(ByBatches(), *callbacks, base=BadOnce, nonfinite_policy=policy, per_device_batch_size=4)
+
+    log = Log()
+    trainer, arguments = made(log, SaveTrainingStateCallback(tmp_path, save_every_n_steps=4))
+    trainer.train(**arguments)
+    new, arguments = made()
+    for update in (5, 7, 8, 9, 13):
+        for each in (trainer, new):
+            found = each.replay(tmp_path, update, **arguments)
+            for name in ("gradients", "weights", "weights_after"):
+                assert_same(getattr(found, name), getattr(log, name)[update], f"{name} of update {update}")
+            assert (found.rows, found.loss) == (log.rows[update][-4:], found.recorded_loss)
+        new, _ = made()
+    left_out = trainer.replay(tmp_path, 6)
+    assert math.isnan(left_out.loss)
+    assert all(gradient.isnan().any() for gradient in left_out.gradients.values())
+    assert_same(left_out.weights_after, left_out.weights, "an update that was left out")
+    assert_same(left_out.weights, log.weights_after[5], "the weights before it")
+    assert left_out.rows == log.rows[6]
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -48,6 +48,9 @@ assert whole_run._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
 assert any(map(is_sharded, whole_run.model.parameters()))
 train(whole_run, ranks=2)
 expected = everything(whole_run)
+found = whole_run.replay(folder / "states", 4)  # leaves the model as it was
+assert found.loss == found.recorded_loss
+assert_same(everything(whole_run), expected)
 without_dropout = train(make_trainer(shards=True), ranks=2)
 result = everything(without_dropout)
 if whole_run._ranks.is_first:

@@ -89,7 +89,13 @@ def _warn_of_untrained(context: Context, optimizers: Iterable[Any], strangers: i
 
 
 def check_training(
-    context: Context, settings: TrainSettings, train_dataset: Any, eval_dataset: Any, create_scheduler_fn: Any
+    context: Context,
+    settings: TrainSettings,
+    train_dataset: Any,
+    eval_dataset: Any,
+    create_scheduler_fn: Any,
+    *,
+    resumes: bool,
 ) -> None:
     """Reject a training run that cannot work. The arguments are those of `Trainer.train`."""
     trainer = context.trainer
@@ -104,7 +110,7 @@ def check_training(
         check_optimizer_of(context)
     if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
         values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
-    _refuse_what_cannot_be_undone(context, settings)
+    _refuse_what_cannot_be_undone(context, settings, resumes)
     num_passes = settings.num_epochs if settings.limit is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
@@ -112,12 +118,16 @@ def check_training(
         check_eval_dataset(eval_dataset, num_passes=num_passes)
 
 
-def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings) -> None:
+def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings, resumes: bool) -> None:
     """Reject a run whose `nonfinite_policy` could not be honoured."""
     policy, reason = settings.nonfinite_policy, None
     if policy is not None and not is_replicated(context.accelerator):
         reason = f"{context.accelerator.distributed_type.value} shards gradients: use one process or DDP"
-    elif policy == "rollback" and all(saver.policy == SavePolicy() for saver in savers_among(context.callbacks)):
+    elif (
+        policy == "rollback"
+        and not resumes
+        and all(saver.policy == SavePolicy() for saver in savers_among(context.callbacks))
+    ):
         reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
     if reason is not None:
         raise ConfigurationError(f"`nonfinite_policy` is {policy!r}, but {reason}, or leave `nonfinite_policy` out.")

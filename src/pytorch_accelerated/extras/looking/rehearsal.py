@@ -20,7 +20,7 @@ from pytorch_accelerated.data import RunPlan, own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pytorch_accelerated.facts import own_events
 from pytorch_accelerated.loop import refuse_within_a_run
-from pytorch_accelerated.ranks import Kept, Optimizers, held_parts, is_replicated, kept
+from pytorch_accelerated.ranks import Kept, Optimizers, has_shards, held_parts, is_replicated, kept
 from pytorch_accelerated.states import load_run, save_run
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
             if hasattr(callback, "state_dict"):
                 before.call(callback.load_state_dict, copy.deepcopy(callback.state_dict()))
             before.object(callback)
-        if is_replicated(trainer.run_context.accelerator):
+        if is_replicated(trainer.run_context.accelerator) and not has_shards(trainer.get_model()):
             _keep_in_memory(before, trainer)
         else:
             _keep_on_disk(before, trainer, place)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
+_FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
 _OF_TRAINER = {"run_context", "loss_func", "callbacks", "create_scheduler_fn", "collate_fn", "train_dataset"}
 _OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_samples", "_pad_uneven_eval_batches"}
@@ -97,11 +98,15 @@ class Outside:
 
     def keep(self, before: Kept, trainer: Trainer) -> None:
         """Keep all of it, and whatever contains it."""
+        elsewhere = set(trainer.get_model().modules())
         for place in self._walk(trainer):
             if place.put is not None:
                 before.call(place.put, place.value)
-            before.object(place.value)
-            _keep_contents(before, place.value)
+            if isinstance(place.value, nn.Module):
+                _keep_module(before, place.value, is_kept_elsewhere=place.value in elsewhere)
+            else:
+                before.object(place.value)
+                _keep_contents(before, place.value)
 
     def culprits(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: set[str], when: str) -> list[str]:
         """Sentences about what differs between two runs before an update, of which a `part` then differs too.
@@ -150,9 +155,8 @@ def _within(place: Place, seen: set[int], depth: int = 0) -> Iterator[Place]:
     value = place.value
     if isinstance(value, (torch.Tensor, np.ndarray)) and np.prod(value.shape) > _MAX_NUMBERS:
         return
-    if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)) or type(value).__module__.startswith(
-        "pytorch_accelerated."
-    ):
+    is_foreign = type(value).__module__.startswith(_FOREIGN) and not isinstance(value, nn.Module)
+    if is_foreign or isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         return
     is_first = isinstance(value, PLAIN) or id(value) not in seen
     if not is_first or depth > _MAX_DEPTH:
@@ -277,6 +281,17 @@ def _keep_contents(before: Kept, value: Any) -> None:
         before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)
+
+
+def _keep_module(before: Kept, module: nn.Module, *, is_kept_elsewhere: bool) -> None:
+    """Keep the plain attributes of a module, but not what wrappers replace; and the tensors of one of the user's."""
+    names = vars(module).keys() - _OF_MODULES
+    own = {name: vars(module)[name] for name in names}
+    before.call(lambda: [delattr(module, name) for name in vars(module).keys() - _OF_MODULES - names])
+    before.call(vars(module).update, own)
+    if not is_kept_elsewhere:
+        trained = (each for each in module.parameters(recurse=False) if each.requires_grad)
+        before.tensors(each for each in (*trained, *module.buffers(recurse=False)) if each.is_contiguous())
 
 
 @functools.cache

@@ -25,7 +25,6 @@ from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
 from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Trace, UpdateTrace, first_parting
 from pytorch_accelerated.facts import LIMITS, check_positive_count
 from pytorch_accelerated.loop import overrides
-from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.record.text import aligned
 
 if TYPE_CHECKING:
@@ -157,9 +156,8 @@ class _Proving:
         """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states."""
         trainer, trace = self._trainer, Trace(last_update, self._outside, first)
         arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), kept() as before:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._outside.keep(before, trainer)
             with trained_again(trainer, arguments, state, *saving, trace):
                 settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one

@@ -18,6 +18,7 @@ import torch
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
+from pytorch_accelerated.extras.proving.outside import Outside
 from pytorch_accelerated.extras.proving.trace import gradients_of, weights_of
 from pytorch_accelerated.facts.trees import count_rows, map_leaves
 from pytorch_accelerated.loop import overrides
@@ -135,11 +136,13 @@ def trained_again(
         watching: see every event after the trainer's own callbacks; the last one ends the run.
     """
     changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
-    if arguments.get("nonfinite_policy") == "rollback":
-        changed["nonfinite_policy"] = None  # it would go back to other states, and is shown as it was before
-    with rehearsal(trainer, [*taking_part(trainer.callback_handler), *watching]):
-        trainer.train(**{**arguments, **changed})
-        yield
+    if arguments.get("nonfinite_policy") == "rollback" and not (state and isinstance(watching[-1], Moment)):
+        changed["nonfinite_policy"] = "skip"  # there is nothing to go back to, or each update is to be seen once
+    with kept() as before:
+        Outside(arguments).keep(before, trainer)
+        with rehearsal(trainer, [*taking_part(trainer.callback_handler), *watching]):
+            trainer.train(**{**arguments, **changed})
+            yield
 
 
 def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | None:
@@ -223,8 +226,12 @@ class Moment(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Compute the losses of rows from the outputs of the run."""
-        if self._found and self._judges_outputs(trainer):
+        if self._is_now(trainer) and self._judges_outputs(trainer):
             self._row_losses.append(_losses_of_outputs(trainer.loss_func, batch_output.get("model_outputs"), batch))
+
+    def _is_now(self, trainer: Trainer, *, updates: int = 1) -> bool:
+        """Whether the update is at work; a run may go back to before it, and pass over it."""
+        return bool(self._found) and trainer.run_state.updates == self._update - updates
 
     def _judges_outputs(self, trainer: Trainer) -> bool:
         is_own_hook = overrides(trainer, "calculate_train_batch_loss")
@@ -232,7 +239,7 @@ class Moment(TrainerCallback):
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the gradient."""
-        if not self._found:
+        if not self._is_now(trainer):
             return
         gradients = {name: whole(each) for name, each in gradients_of(trainer).items()}
         by_module: dict[str, list[torch.Tensor]] = {}
@@ -243,7 +250,7 @@ class Moment(TrainerCallback):
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the weights after the update, and stop."""
-        if not self._found:
+        if not self._is_now(trainer, updates=0):
             return
         run = trainer.run_context
         if self._rows is not None:  # a batch without a row of its own has a borrowed one
