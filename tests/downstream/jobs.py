@@ -69,6 +69,49 @@ def dpo(folder: str) -> Any:
     )
 
 
+def with_rewards(folder: str, method: str) -> Any:
+    """What a method of trl learns from rewards: completions that have many different words."""
+    import trl
+
+    args = getattr(trl, f"{method}Config")(
+        folder,
+        num_generations=2,
+        max_completion_length=6,
+        shuffle_dataset=False,
+        save_strategy="epoch",
+        gradient_checkpointing=False,
+        **{**USUAL, "num_train_epochs": 2},
+    )
+    start = str(Path(folder) / "start")  # from which the reference is read, too
+    tiny_llama().double().save_pretrained(start)  # small gradients would be rounding errors of single precision
+    rows = Dataset.from_dict({"prompt": TEXTS})
+    return getattr(trl, f"{method}Trainer")(
+        transformers.LlamaForCausalLM.from_pretrained(start, dtype=torch.float64),
+        lambda completions, **columns: [float(len(set(text.split()))) for text in completions],
+        args,
+        train_dataset=rows,
+        processing_class=tokenizer(),
+        callbacks=[SameDraws()],
+    )
+
+
+class SameDraws(transformers.TrainerCallback):
+    """Has each step draw its completions from the same random numbers: those of the two libraries differ."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.manual_seed(state.global_step)
+
+
+def grpo(folder: str) -> Any:
+    """Group relative policy optimization with trl."""
+    return with_rewards(folder, "GRPO")
+
+
+def rloo(folder: str) -> Any:
+    """REINFORCE, leaving one out, with trl."""
+    return with_rewards(folder, "RLOO")
+
+
 def sentence_model(folder: str) -> Any:
     """A model of sentences, made of files."""
     import sentence_transformers
@@ -125,12 +168,12 @@ def few_shots(folder: str) -> Any:
     return trainer
 
 
-JOBS = {"trl": [sft, dpo], "sentence_transformers": [sentences], "setfit": [few_shots]}
+JOBS = {"trl": [sft, dpo, grpo, rloo], "sentence_transformers": [sentences], "setfit": [few_shots]}
 
 
 def numbers(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     """A log history without what depends on the clock."""
-    words = ("_runtime", "_per_second", "_preparation_time")
+    words = ("_runtime", "_per_second", "_preparation_time", "step_time")
     return [{name: value for name, value in entry.items() if not name.endswith(words)} for entry in history]
 
 

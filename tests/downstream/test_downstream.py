@@ -10,7 +10,14 @@ import pytest
 from tests.support.processes import run_script
 
 PACKAGES = [name for name in ("trl", "sentence_transformers", "setfit") if importlib.util.find_spec(name) is not None]
-JOBS = {"sft": "trl", "dpo": "trl", "sentences": "sentence_transformers", "few_shots": "setfit"}
+JOBS = {
+    "sft": "trl",
+    "dpo": "trl",
+    "grpo": "trl",
+    "rloo": "trl",
+    "sentences": "sentence_transformers",
+    "few_shots": "setfit",
+}
 
 pytestmark = pytest.mark.skipif(not PACKAGES, reason="none of the packages is installed: the extra `downstream`")
 

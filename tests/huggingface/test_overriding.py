@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ evaluation_loop log save_model is_local_process_zero is_world_process_zero num_e
 get_num_trainable_parameters add_callback pop_callback remove_callback train floating_point_ops
 compute_loss_context_manager call_model_init get_decay_parameter_names get_learning_rates _evaluate
 _save_checkpoint _load_callback_state _load_best_model _load_from_checkpoint _prepare_inputs
-_save_optimizer_and_scheduler _nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format
+_save_optimizer_and_scheduler _save_scaler _save_rng_state _load_optimizer_and_scheduler
+_nested_gather _get_train_sampler _get_eval_sampler log_metrics metrics_format
 save_metrics save_state create_model_card get_optimizer_group _set_signature_columns_if_needed _remove_unused_columns
 _get_collator_with_removed_columns _get_dataloader _move_model_to_device get_total_train_batch_size
 set_initial_training_values get_batch_samples"""
@@ -176,6 +177,10 @@ def test_methods_that_load_a_checkpoint_may_be_overridden(has_native_parts: bool
             super()._load_callback_state()
             calls.append("callbacks")
 
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            calls.append(sorted(self.optimizer.state_dict()["state"]))
+
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.bias, self.weight = kwargs["model"].linear.bias.item(), kwargs["model"].linear.weight.tolist()
@@ -189,7 +194,7 @@ def test_methods_that_load_a_checkpoint_may_be_overridden(has_native_parts: bool
     trainer.train()
     assert calls == []
     trainer.train(resume_from_checkpoint=str(folder))
-    assert calls == [str(folder), "callbacks"]
+    assert calls == [str(folder), "callbacks", [0, 1]]
     assert (look.bias, look.weight) == (7.0, first.model.linear.weight.tolist())
 
 
@@ -366,28 +371,34 @@ def test_arguments_of_a_subclass_use_names_of_the_class(tmp_path: Path) -> None:
     assert seen_of(TrainingArguments) == seen_of(transformers.TrainingArguments)
 
 
-def test_methods_that_transformers_calls_exist_or_are_rejected() -> None:
-    theirs = {name for name, value in vars(transformers.Trainer).items() if inspect.isfunction(value)}
-    # Of services, searches and ways to cut a model that there are not; scripts call these, and get Python's error.
-    of_others = re.compile(
-        "push|hub|hf_repo|hp_search|hyperparameter|model_card|_[ctsu]p_|context_parallel|mixed_mesh|fsdp"
-    )
-    internal = {
-        "_build_accelerator_args",
-        "_finalize_training",
-        "_init_training_state",
-        "_issue_warnings_after_load",
-        "_load_scaler",
-        "_save_scaler",
-        "_sync_replicated_trainable_parameters",
-        "_tune_save_checkpoint",
-        "_update_auto_batch_size",
-        "_validate_args",
-        "end",
-        "get_optimizer_group",
-    }
-    missing = {name for name in theirs - internal if not hasattr(Trainer, name) and not of_others.search(name)}
-    assert "_wrap_model" in missing
-    for name in sorted(missing):
-        with pytest.raises(ConfigurationError, match=f"Custom defines `{name}`"):
+def names_in(code: types.CodeType) -> set[str]:
+    """All names that a code reads, inner functions included."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
+
+
+def test_methods_that_transformers_calls_are_called_or_rejected() -> None:
+    methods = {name: value for name, value in vars(transformers.Trainer).items() if inspect.isfunction(value)}
+    called = methods.keys() & set().union(*(names_in(inspect.unwrap(each).__code__) for each in methods.values()))
+    assert len(called) > 60
+    sources = Path(inspect.getfile(Trainer)).parent.rglob("*.py")
+    ours = set().union(*(names_in(compile(path.read_text(), str(path), "exec")) for path in sources))
+    never = called - {name for name in called & ours if hasattr(Trainer, name)}
+    assert "_wrap_model" in never
+    # These are called there if `push_to_hub` is True, which is no argument here, and else by scripts.
+    for name in sorted(never - {"push_to_hub", "init_hf_repo"}):
+        with pytest.raises(ConfigurationError, match=f"Custom defines `{name}`, which would never be called. [A-Z]"):
             type("Custom", (Trainer,), {name: lambda self: None})(Regression())
+
+
+def test_the_loading_of_an_optimizer_cannot_be_replaced() -> None:
+    class Custom(Trainer):
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            pass
+
+    class Further(Custom):
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    with pytest.raises(ConfigurationError, match="Custom defines `_load_optimizer_and_scheduler` without calling"):
+        Further(Regression())

@@ -16,7 +16,9 @@ from tests.support.dispositions import default_signals
 from tests.support.ending import kill_with_children
 
 REPOSITORY = Path(__file__).parents[2]
-_PYTHON_PATH = os.pathsep.join(map(str, [REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support"]))
+# Before the folders given by hand, such as one with another version of a package.
+_OWN = (REPOSITORY / "src", REPOSITORY, REPOSITORY / "tests" / "support")
+_PYTHON_PATH = os.pathsep.join(filter(None, [*map(str, _OWN), os.environ.get("PYTHONPATH")]))
 # Inherited variables of a launcher or settings of the tests would change what a script does.
 _LAUNCH_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _SETTINGS = ("ACCELERATE_", "PT_ACC_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "MV2_")

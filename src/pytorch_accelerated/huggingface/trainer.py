@@ -698,6 +698,18 @@ class Trainer(TrainerHooks):
         if self._staged is not None:
             self._staged.has_optimizer = saving.OPTIMIZER_NAME in states
 
+    def _save_scaler(self, output_dir: str) -> None:
+        """Write the state of the loss scaler to a folder, if there is one. The first process writes."""
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.args.should_save:
+            saving.save_states(Path(output_dir), {restoring.SCALER_NAME: scaler.state_dict()})
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the states of all ranks' generators to a folder. Must be called by all ranks; the first one writes."""
+        states = restoring.generators_of_all(self._engine.ranks)
+        if self.args.should_save:
+            saving.save_states(Path(output_dir), states)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
         only_model = self.args.save_only_model
@@ -711,12 +723,11 @@ class Trainer(TrainerHooks):
             try:
                 self.save_model(str(staged.folder), _internal_call=True)
                 if not only_model:
-                    self._save_optimizer_and_scheduler(str(staged.folder))
+                    for save in (self._save_optimizer_and_scheduler, self._save_scaler, self._save_rng_state):
+                        save(str(staged.folder))
             finally:
                 self._staged = None
-            states = {} if only_model else restoring.other_states(self._engine)
             if self.args.should_save:
-                saving.save_states(staged.folder, states)
                 self.state.save_to_json(staged.folder / TRAINER_STATE_NAME)
 
         self._engine.states.write_checkpoint(folder, write_files, only_model=only_model)
@@ -735,6 +746,9 @@ class Trainer(TrainerHooks):
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """At every resume, after both are loaded with the rest of the run: for an override that loads more."""
 
     def _load_callback_state(self) -> None:
         """At every resume: recreate callbacks and control from ``self.state``, if the arguments say so."""

@@ -120,12 +120,10 @@ def states_of_optimizer(engine: Engine, model: Any) -> dict[str, Any]:
     return {name: dict(state) for name, state in states.items() if state is not None}
 
 
-def other_states(engine: Engine) -> dict[str, Any]:
-    """The states of the loss scaler and of all ranks' random generators, by file name. All ranks must call it."""
-    ranks, scaler = engine.ranks, engine.accelerator.scaler
+def generators_of_all(ranks: Ranks) -> dict[str, Any]:
+    """The states of all ranks' random generators, by file name. All ranks must call it."""
     generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
-    states = {_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)}
-    return states if scaler is None else {**states, SCALER_NAME: scaler.state_dict()}
+    return {_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)}
 
 
 def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,26 +12,39 @@ from torch import nn
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
+from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.accelerators import send_to_device
 
-# Methods of `transformers`' Trainer that scripts override or call. This trainer would never call them.
+_GRADIENTS = "Set `max_grad_norm` to 0, and change gradients in `on_pre_optimizer_step`."
+_SEARCH = "Override `call_model_init`, which gets the trial, or `hyperparameter_search`."
+_SHARDED = "Shard the model with `fsdp`."
+# Methods of `transformers`' Trainer that it calls itself, in any version. This trainer would never call them.
 _HOOKS_ELSEWHERE = {
-    "_clip_grad_norm": "Set `max_grad_norm` to 0, and change gradients in `on_pre_optimizer_step`.",
+    **dict.fromkeys(("_clip_grad_norm", "_has_mixed_mesh_grads", "_mixed_mesh_grad_norm"), _GRADIENTS),
+    **dict.fromkeys(("_finish_current_push", "_push_from_checkpoint"), "Upload in `on_save` of a callback."),
+    **dict.fromkeys(("_hp_search_setup", "_report_to_hp_search", "_tune_save_checkpoint"), _SEARCH),
+    **dict.fromkeys(("get_cp_size", "get_sp_size", "get_tp_size", "_prepare_context_parallel_inputs"), _SHARDED),
+    **dict.fromkeys(("_defer_fsdp_gradient_reduction", "_sync_replicated_trainable_parameters"), _SHARDED),
+    "_build_accelerator_args": "Give the arguments, or configure accelerate by its variables.",
+    "_finalize_training": "Override `train`, which returns the result, or use `on_train_end` of a callback.",
     "_get_grad_norm": "Override `log`, which gets it.",
     "_get_learning_rate": "Override `log`, which gets it, or call `get_learning_rates`.",
     "_get_num_items_in_batch": "Override `count_items`, which gets one batch.",
     "_get_output_dir": "Give `output_dir`, and read `args.output_dir`.",
+    "_init_training_state": "Change `state` in `on_train_begin` of a callback.",
     "_inner_training_loop": "Override `training_step`, or use the native Trainer.",
-    "_load_optimizer_and_scheduler": "Override `create_optimizer_and_scheduler`.",
+    "_issue_warnings_after_load": "Override `_load_from_checkpoint`.",
     "_load_rng_state": "Set generators in `on_train_begin` of a callback.",
+    "_load_scaler": "Override `_load_optimizer_and_scheduler`, and call that of the base.",
     "_maybe_log_save_evaluate": "Override `log`, `evaluate` or `_save_checkpoint`.",
     "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
     "_prepare_input": "Override or call `_prepare_inputs`, which gets the whole batch.",
     "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted.",
     "_run_epoch": "Override `training_step`, or use the native Trainer.",
-    "_save_rng_state": "Override `_save_checkpoint`.",
     "_track_num_input_tokens": "Set `main_input_name` of the model to what counts.",
+    "_update_auto_batch_size": "Override `get_train_dataloader`, and read `_train_batch_size` there.",
+    "_validate_args": "Check them in `__init__`.",
     "_wrap_model": "Use accelerate's configuration, or the native Trainer.",
     "autocast_smart_context_manager": "Override `compute_loss_context_manager`.",
     "create_accelerator_and_postprocess": "Give the arguments, or configure accelerate by its variables.",
@@ -45,11 +59,21 @@ _METHODS_ELSEWHERE = {
 }
 
 
+_LOADS = "_load_optimizer_and_scheduler"
+
+
 def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
     """Raise a ConfigurationError if a subclass overrides a method that would never be called."""
     for name, remedy in _HOOKS_ELSEWHERE.items():
         if hasattr(kind, name):
             raise ConfigurationError(f"{kind.__name__} defines `{name}`, which would never be called. {remedy}")
+    for base in kind.__mro__:
+        method = None if is_ours(base) else vars(base).get(_LOADS)
+        if inspect.isfunction(method) and _LOADS not in inspect.unwrap(method).__code__.co_names:
+            raise ConfigurationError(
+                f"{base.__name__} defines `{_LOADS}` without calling that of the base. Here both are loaded with the "
+                f"rest of the run before it is called, which it cannot change. Call `super().{_LOADS}(checkpoint)`."
+            )
 
 
 def refuse_method(kind: type[Any], name: str) -> None:

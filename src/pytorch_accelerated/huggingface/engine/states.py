@@ -57,6 +57,7 @@ class CheckpointStates(States):
             take_over_foreign(context.trainer, state, saved.global_step, load_weights)
         restore_state(face.state, saved, face.args, context.ranks, state)
         face._load_callback_state()
+        face._load_optimizer_and_scheduler(str(state))
         if face.args.ignore_data_skip:
             context.state.samples_in_epoch = context.state.batches_in_epoch = 0
         if context.state.is_evaluation_due:
