@@ -5,7 +5,10 @@ A test names the report. What is expected comes from the report's description or
 
 import functools
 import gc
+import json
 import math
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
+    LogMetricsCallback,
     ModelEmaCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
     RecordMeansCallback,
+    ResultCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     TrainerCallback,
@@ -28,10 +35,12 @@ from pytorch_accelerated.extras.activations import checkpoint_activations
 from pytorch_accelerated.huggingface import EarlyStoppingCallback as StopEarly
 from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
 from pytorch_accelerated.huggingface import TrainingArguments
+from pytorch_accelerated.record.bars import BarDisplay
 from tests.huggingface.runs import StopAt
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import SaveAndStop, assert_same
+from tests.support.terminal import in_a_terminal
 from tests.training.test_host_reads import CountAfterUpdates, HostReads, reads_within
 
 FACES = ("native", "huggingface")
@@ -138,7 +147,7 @@ class Run:
     ) -> None:
         is_loader = isinstance(data, DataLoader)
         base: Any = type("Face", (self.base,), {"get_train_dataloader": lambda _: data} if is_loader else {})
-        defaults = {"save_strategy": "no", "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential"}
+        defaults: dict[str, Any] = {"save_strategy": "no", "lr_scheduler_type": "constant", "disable_tqdm": True}
         args = TrainingArguments(
             str(self.folder),
             num_train_epochs=epochs,
@@ -146,7 +155,7 @@ class Run:
             gradient_accumulation_steps=accumulation,
             max_grad_norm=0,
             use_cpu=True,
-            disable_tqdm=True,
+            train_sampling_strategy="sequential",
             **{**defaults, **self.arguments},
         )
         self.trainer = base(
@@ -496,3 +505,46 @@ def test_means_of_five_tensors_read_nothing_in_an_update_and_keep_nothing_neurac
     assert max(tensors.counts[12:]) <= max(tensors.counts[:12])
     history = run.trainer.run_history
     assert history.get_latest_metric("train_part_4") == pytest.approx(4 * history.get_latest_metric("train_part_1"))
+
+
+SECONDS_OF_BATCH = 0.004
+
+
+class SlowNet(Net):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        time.sleep(SECONDS_OF_BATCH)
+        return super().forward(x, labels, row)
+
+
+@both_faces
+def test_speeds_and_times_after_a_resume_do_not_count_the_work_before(
+    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BarDisplay, "seconds_between_refreshes", 0)
+    monkeypatch.setenv("TERM", "xterm")
+    folder, result = tmp_path / "run", ResultCallback(tmp_path / "result.json")
+    is_native = face == "native"
+    results = (result,) if is_native else ()
+    screen = (PrintProgressCallback(), ProgressBarCallback(), LogMetricsCallback()) if is_native else ()
+    arguments: dict[str, Any] = {} if is_native else {"disable_tqdm": False, "logging_steps": 1}
+    stop = stop_at(face, folder, 75)  # of 80 updates, so that a speed could be sixteen times too high
+    Run(face, folder, *results, stop, net=SlowNet()).train(Rows(160), 2)
+    with in_a_terminal() as terminal:
+        run = Run(face, folder, *screen, *results, net=SlowNet(), **arguments).train(Rows(160), 2, resumes=True)
+        shown, lines = terminal.received, terminal.screen
+    assert len(run.updates) == 5
+    size_of = {"samples": 4, "steps": 1}
+    speeds = [(float(number), size_of[unit]) for number, unit in re.findall(r"([\d.e+]+) (samples|steps)/s", shown)]
+    assert len(speeds) > 4
+    if is_native:
+        records = [each for each in run.trainer.run_history.step_records if each.update > 75]
+        speeds += [(record.samples_per_second, 4) for record in records]
+        found = json.loads((tmp_path / "result.json").read_text())
+        assert [line.split()[-1] for line in lines if line.lstrip().startswith("2  ")] == ["5.00e-02"]  # without a time
+        assert found["updates"] == 80
+        assert found["seconds"] >= 80 * SECONDS_OF_BATCH
+    else:
+        found = run.trainer.state.log_history[-1]
+        speeds += [(found["train_samples_per_second"], 4), (found["train_steps_per_second"], 1)]
+    assert all(speed <= size / SECONDS_OF_BATCH for speed, size in speeds)
+    assert any(re.match(r"Finished 2 epochs, 80 (updates|steps), the last 5 in ", line) for line in lines)

@@ -44,6 +44,7 @@ class PrintProgressCallback(TrainerCallback):
     recorded_names = ()
 
     _started: float | None = None
+    _first_update = 0
     _ending, _reason = "Finished", ""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -51,7 +52,7 @@ class PrintProgressCallback(TrainerCallback):
 
         The seed is there if the user gave one.
         """
-        self._started = time.perf_counter()
+        self._started, self._first_update = time.perf_counter(), trainer.run_state.updates
         self._ending, self._reason = "Finished", ""
         config = trainer.run_config
         precision = None if config.mixed_precision == "no" else config.mixed_precision
@@ -77,7 +78,8 @@ class PrintProgressCallback(TrainerCallback):
         state = trainer.run_state
         reason = f": {self._reason}" if self._reason else ""
         skipped = f" ({state.skipped_updates} skipped)" if state.skipped_updates else ""
-        duration = f" in {format_duration(time.perf_counter() - self._started)}" if self._started is not None else ""
+        new = f", the last {state.updates - self._first_update}" if self._first_update else ""
+        duration = "" if self._started is None else f"{new} in {format_duration(time.perf_counter() - self._started)}"
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
         for line in _summary_lines(trainer):
@@ -214,6 +216,7 @@ class LogMetricsCallback(TrainerCallback):
 
     _row: dict[str, str] | None = None  # the row that is being filled, if there is one
     _epoch_started: float | None = None
+    _resumes_epoch = False
 
     def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Log the metrics; the default prints them once per node. Called on every rank. Override this to log elsewhere.
@@ -236,7 +239,7 @@ class LogMetricsCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Start the clock."""
         self._print_row(trainer)
-        self._epoch_started = time.perf_counter()
+        self._epoch_started, self._resumes_epoch = time.perf_counter(), trainer.run_state.updates_in_epoch > 0
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log the metrics of the training epoch."""
@@ -300,7 +303,8 @@ class LogMetricsCallback(TrainerCallback):
             return
         page = trainer.run_context.page
         if self._epoch_started is not None:
-            row["time"] = format_duration(time.perf_counter() - self._epoch_started)
+            seconds = time.perf_counter() - self._epoch_started
+            row["time"] = "" if self._resumes_epoch else format_duration(seconds)  # the part before isn't known here
         row = with_mark(row, trainer.run_history, watched_metrics(trainer.callback_handler))
         if page is None:
             trainer.print(self._table.add_row(row))

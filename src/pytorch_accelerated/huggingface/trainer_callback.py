@@ -202,13 +202,13 @@ class LogTable:
         return [with_mark(row, self.history, self.watched)] if row else []
 
     def closing_lines(
-        self, state: Any, seconds: float, speed: float | None, saved: Mapping[str, str], end: RunEnd
+        self, state: Any, duration: str, speed: float | None, saved: Mapping[str, str], end: RunEnd
     ) -> list[str]:
         """How the run ended, its best value and its speed, and what it saved where.
 
         Args:
             state: of the trainer.
-            seconds: the duration.
+            duration: which steps took how long, in words.
             speed: in samples a second, if known.
             saved: the names of what was saved, by path.
             end: what else is known about the end.
@@ -222,7 +222,7 @@ class LogTable:
         done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
         done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
         reason = f": {end.reason}" if end.reason else ""
-        lines = [f"{word} {done} in {format_duration(seconds)}{reason}", ", ".join(facts)]
+        lines = [f"{word} {done}{duration}{reason}", ", ".join(facts)]
         return [*(folded(line) for line in lines if line), *saved_lines(saved)]
 
 
@@ -257,7 +257,7 @@ class ProgressCallback(TrainerCallback):
         self._bars: dict[str, Progress] = {}
         self._table: LogTable | None = None  # while a training runs, where it is shown
         self._page: Any = None
-        self._started = 0.0
+        self._started, self._first_step = 0.0, 0
         self._saved: Path | None = None
         self._end = RunEnd()
 
@@ -268,6 +268,7 @@ class ProgressCallback(TrainerCallback):
         if not state.is_local_process_zero:
             return
         self._started, self._saved, self._end = time.perf_counter(), None, RunEnd()
+        self._first_step = state.global_step
         self._table = LogTable(_watched(args), state.log_history)
         self._page = new_page(MINOR_COLUMNS)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
@@ -325,9 +326,10 @@ class ProgressCallback(TrainerCallback):
             if state.best_model_checkpoint is not None:
                 saved = {**saved, str(state.best_model_checkpoint): "best model"}
             speed = dict(*state.log_history[-1:]).get("train_samples_per_second")
-            seconds = time.perf_counter() - self._started
+            new = f", the last {state.global_step - self._first_step}" if self._first_step else ""
+            duration = f"{new} in {format_duration(time.perf_counter() - self._started)}"
             existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
-            show("\n".join(map(printable, table.closing_lines(state, seconds, speed, existing, self._end))))
+            show("\n".join(map(printable, table.closing_lines(state, duration, speed, existing, self._end))))
 
     def note_end(self, end: RunEnd) -> None:
         """Note how the run ended, for the summary."""
