@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pytorch_accelerated import Trainer
@@ -548,3 +549,68 @@ def test_speeds_and_times_after_a_resume_do_not_count_the_work_before(
         speeds += [(found["train_samples_per_second"], 4), (found["train_steps_per_second"], 1)]
     assert all(speed <= size / SECONDS_OF_BATCH for speed, size in speeds)
     assert any(re.match(r"Finished 2 epochs, 80 (updates|steps), the last 5 in ", line) for line in lines)
+
+
+class Late(Net):
+    """A second layer takes part from the sixth batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(3, 1).double()
+        nn.init.constant_(self.second.weight, 0.1)
+        nn.init.zeros_(self.second.bias)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.batches += 1
+        output = super().forward(x, labels, row)
+        if self.batches > 5:
+            output["loss"] = output["loss"] + (self.second(x) - labels).square().mean()
+        return output
+
+
+class Compressed(torch.optim.Optimizer):
+    """Momentum in bfloat16, its remainder in steps of int8 within a dict, and a code of signs in uint8."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+                state["rest"] = {"steps": torch.zeros_like(parameter, dtype=torch.int8), "size": torch.tensor(1e-3)}
+                state["signs"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            before = state["momentum"].double() + state["rest"]["steps"].double() * state["rest"]["size"]
+            exact = 0.9 * before + parameter.grad
+            state["momentum"] = exact.bfloat16()
+            rest = (exact - state["momentum"].double()) / state["rest"]["size"]
+            state["rest"]["steps"] = rest.clamp(-127, 127).char()
+            state["signs"] = (state["signs"] << 1) | (exact > 0).byte()
+            parameter.sub_(self.param_groups[0]["lr"] * exact * (1 + (state["signs"] & 7).double() / 8))
+
+
+def parts_of(run: Run) -> dict[str, Any]:
+    return {"model": run.net.state_dict(), "optimizer": run.optimizer.state_dict()}
+
+
+@pytest.mark.parametrize("make_optimizer", [torch.optim.AdamW, SGD, Compressed])
+@pytest.mark.parametrize("update", [3, 7])
+@both_faces
+def test_late_gradients_and_states_of_any_dtype_come_back_to_the_bit(
+    face: str, update: int, make_optimizer: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    whole, early, resumed = (
+        Run(face, each, *callbacks, net=Late(), make_optimizer=make_optimizer)
+        for each, callbacks in ((tmp_path / "whole", ()), (folder, (stop_at(face, folder, update),)), (folder, ()))
+    )
+    whole.train(Rows(40), 1)
+    early.train(Rows(40), 1)
+    assert len(early.optimizer.state) == (4 if update > 5 else 2)  # a layer without a gradient has none
+    resumed.train(Rows(40), 1, resumes=True)
+    assert_same(parts_of(resumed), parts_of(whole))
+    leaves = [tree_leaves(parts_of(run)) for run in (resumed, whole)]
+    assert [getattr(leaf, "dtype", None) for leaf in leaves[0]] == [getattr(leaf, "dtype", None) for leaf in leaves[1]]

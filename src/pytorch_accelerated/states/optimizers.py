@@ -80,9 +80,16 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     numbers = [number for group in state.get("param_groups", ()) for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):
         live = getattr(inner, "state", {}).get(parameter, {})
-        for name, value in state["state"].get(number, {}).items():
-            if _was_cast(inner, live.get(name), value):
-                live[name] = value.to(live[name].device)
+        _with_dtypes(inner, live, state["state"].get(number, {}))
+
+
+def _with_dtypes(optimizer: Any, live: Any, saved: Any) -> Any:
+    """The `live` value, with tensors of the `saved` one where they got another dtype. Changes dicts in place."""
+    if isinstance(saved, Mapping) and isinstance(live, dict):
+        live.update({key: _with_dtypes(optimizer, live[key], value) for key, value in saved.items() if key in live})
+    elif type(saved) in (list, tuple) and type(live) is type(saved):
+        return type(live)(_with_dtypes(optimizer, *pair) for pair in zip(live, saved, strict=True))
+    return saved.to(live.device) if _was_cast(optimizer, live, saved) else live
 
 
 def _was_cast(optimizer: Any, live: Any, saved: Any) -> bool:
