@@ -582,7 +582,7 @@ class Compressed(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
                 state["rest"] = {"steps": torch.zeros_like(parameter, dtype=torch.int8), "size": torch.tensor(1e-3)}
-                state["signs"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                state["signs"], state["rule"] = torch.zeros_like(parameter, dtype=torch.uint8), "momentum"
             before = state["momentum"].double() + state["rest"]["steps"].double() * state["rest"]["size"]
             exact = 0.9 * before + parameter.grad
             state["momentum"] = exact.bfloat16()

@@ -89,6 +89,8 @@ def _with_dtypes(optimizer: Any, live: Any, saved: Any) -> Any:
         live.update({key: _with_dtypes(optimizer, live[key], value) for key, value in saved.items() if key in live})
     elif type(saved) in (list, tuple) and type(live) is type(saved):
         return type(live)(_with_dtypes(optimizer, *pair) for pair in zip(live, saved, strict=True))
+    if isinstance(saved, str):
+        return saved  # torch takes its characters for numbers
     return saved.to(live.device) if _was_cast(optimizer, live, saved) else live
 
 
