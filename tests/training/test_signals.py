@@ -40,7 +40,7 @@ def end_of(outcome: Outcome) -> str:
 
 
 def without_paths(lines: list[str]) -> list[str]:
-    return [re.sub(r" /\S+/", " ", line) for line in lines]
+    return [re.sub(r"([ '])/\S+/", r"\1", line) for line in lines]
 
 
 # Training
@@ -55,6 +55,7 @@ def test_a_signal_ends_training_after_the_update_and_the_process_with_its_status
     assert without_paths(interrupted.lines)[1:] == [
         f"stopped after update 2: {name} came.",
         "on_training_run_end",
+        "To continue: `train(..., resume_from='final')`",
         f"{error}: {name} has ended the run. It can be resumed from final.",
     ]
     assert all(end_of(one) == end_of(outcomes["undisturbed"][0]) for one in resumed)

@@ -3,11 +3,13 @@
 A test names the report. What is expected comes from the report's description or from a loop by hand.
 """
 
+import _thread
 import functools
 import gc
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +34,15 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
+from pytorch_accelerated.errors import SignalExit
 from pytorch_accelerated.extras.activations import checkpoint_activations
 from pytorch_accelerated.huggingface import EarlyStoppingCallback as StopEarly
 from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
+from pytorch_accelerated.huggingface import TrainerCallback as FaceCallback
 from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.bars import BarDisplay
 from tests.huggingface.runs import StopAt
+from tests.support.dispositions import default_signals
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import SaveAndStop, assert_same
@@ -614,3 +619,55 @@ def test_late_gradients_and_states_of_any_dtype_come_back_to_the_bit(
     assert_same(parts_of(resumed), parts_of(whole))
     leaves = [tree_leaves(parts_of(run)) for run in (resumed, whole)]
     assert [getattr(leaf, "dtype", None) for leaf in leaves[0]] == [getattr(leaf, "dtype", None) for leaf in leaves[1]]
+
+
+class Interrupts(TrainerCallback):
+    """Ends the run in its third update, as somebody at the keyboard or a scheduler would."""
+
+    def __init__(self, send: Callable[[], object]) -> None:
+        self.send = send
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == 2:
+            self.send()
+
+
+class InterruptsFace(FaceCallback):
+    def __init__(self, send: Callable[[], object]) -> None:
+        self.send = send
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            self.send()
+
+
+SIGNALS = {
+    "Ctrl-C": lambda: signal.raise_signal(signal.SIGINT),
+    "SIGTERM": lambda: signal.raise_signal(signal.SIGTERM),
+    "interrupt of a notebook's kernel": _thread.interrupt_main,
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+@both_faces
+def test_an_interrupt_before_the_first_save_loses_nothing_ace_step_606(
+    face: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    if face == "native":
+        saver = SaveTrainingStateCallback(folder, save_every_n_epochs=50)
+        run = Run(face, folder, PrintProgressCallback(), Interrupts(SIGNALS[name]), saver)
+        place = folder / "final"
+    else:
+        arguments = {"save_strategy": "steps", "save_steps": 1000}
+        run = Run(face, folder, InterruptsFace(SIGNALS[name]), **arguments, disable_tqdm=False)
+        place = folder / "checkpoint-3"
+    error = SignalExit if name == "SIGTERM" else KeyboardInterrupt
+    with default_signals(), pytest.raises(error) as caught:
+        run.train(Rows(20), 2)
+    argument = "resume_from" if face == "native" else "resume_from_checkpoint"
+    assert f"To continue: `train(..., {argument}='{place}')`" in capsys.readouterr().out
+    assert f"It can be resumed from {place}" in str(caught.value)
+    assert run.rows == list(range(12))
+    resumed = Run(face, folder).train(Rows(20), 2, resumes=True)
+    assert run.rows + resumed.rows == 2 * list(range(20))

@@ -93,6 +93,8 @@ def at_work(context: Context) -> Iterator[Context]:
                 raise
             raise error from exception
     if signals.agreed or signals.number:
+        if saves.saved_to is not None:
+            context.print(f"To continue: `train(..., {context.training.name_of_resume}={str(saves.saved_to)!r})`")
         raise signals.exit(saves.saved_to)
 
 

@@ -57,6 +57,8 @@ class Training:
     has_step_records = True
     #: Whether the loop gives a model that was left in evaluation mode the modes of training again.
     keeps_modes = True
+    #: The argument of `train` that names a state.
+    name_of_resume = "resume_from"
     #: How users set the number of workers.
     way_to_give_workers = 'train_dataloader_kwargs={{"num_workers": {0}}}, or DataLoader(..., num_workers={0})'
 

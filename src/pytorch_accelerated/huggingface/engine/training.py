@@ -60,6 +60,7 @@ class FaceTraining(Training):
     kind_of_step = FaceStep
     has_step_records = False  # `logging_steps` says which losses belong together
     keeps_modes = False  # each step does it, as in transformers
+    name_of_resume = "resume_from_checkpoint"
     way_to_give_workers = "dataloader_num_workers={0}"
 
     def __init__(self, context: Context, order: Order) -> None:
