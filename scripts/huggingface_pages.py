@@ -25,7 +25,7 @@ _ARGUMENTS_HEAD = """\
 
 Written by `scripts/huggingface_pages.py`; change the code instead.
 
-`pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23, wherever the
+`pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23 and 5.24, where the
 loop can do what they say. No argument is ignored: using one that is unsupported is an error that says why, and what to
 do instead. The last column is the equivalent for the native `pytorch_accelerated.Trainer`; `train(...)` is its method,
 and callbacks come from `pytorch_accelerated.callbacks`.
@@ -66,6 +66,7 @@ _NATIVE = {
     "fp16": '`Trainer(mixed_precision="fp16")`',
     "gradient_checkpointing": "the model's own method, called before",
     "gradient_checkpointing_kwargs": "the model's own method, called before",
+    "use_cache": "the model's own configuration",
     "torch_compile": "`Trainer(compile_model=True)`",
     "torch_compile_backend": '`Trainer(compile_model={"backend": ...})`',
     "torch_compile_mode": '`Trainer(compile_model={"mode": ...})`',
@@ -130,7 +131,7 @@ _UNSUPPORTED_HEAD = """\
 
 ## Unsupported arguments
 
-Arguments of `transformers` 5.23, and of older versions that scripts may still use. Scripts may give them the values
+Arguments of `transformers` 5.24, and of older versions that scripts may still use. Scripts may give them the values
 that ask for nothing; reading an argument that was left out returns the first of these.
 """
 

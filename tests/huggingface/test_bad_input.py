@@ -388,7 +388,7 @@ def test_an_error_of_the_model_tells_where_it_happened(tmp_path: Path) -> None:
 
     parts = {"model": FailsAt(), "train_dataset": Rows(12)}
     trainer = make_trainer(tmp_path, parts=parts, gradient_accumulation_steps=2, per_device_eval_batch_size=2)
-    places = ("the training step: epoch 1, update 2 of the run, batch 3 of the epoch", "evaluation: epoch 1, after ")
+    places = ("the training step: epoch 1, update 2 of the run, batch 4 of the epoch", "evaluation: epoch 1, after ")
     runs: list[Callable[[], Any]] = [trainer.train, lambda: trainer.evaluate(Rows(12))]
     for run, place in zip(runs, places, strict=True):
         with pytest.raises(RuntimeError, match="must have the same dtype, but got Double and Float") as caught:

@@ -17,7 +17,8 @@ from pytorch_accelerated.huggingface import (
 from tests.huggingface.runs import Regression, StopAt, make_trainer
 from tests.huggingface.test_against_transformers import assert_same_history, run
 from tests.huggingface.test_reporting import scalars_in, texts_in
-from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_tokenizer
+from tests.huggingface.texts import WORDS, tiny_classifier, tiny_language_model, tiny_llama, tiny_tokenizer
+from tests.huggingface.translations import tiny_translator
 from tests.support.states import verify
 
 transformers = pytest.importorskip("transformers")
@@ -220,6 +221,24 @@ def test_rebalanced_batches_are_those_of_a_random_update_by_length(tmp_path: Pat
     assert updates[0][0] == 40
     assert sorted(sum(updates, [])) == list(range(1, 41))
     assert max(updates[1]) - min(updates[1]) > 12  # which rows are in an update is random
+
+
+@pytest.mark.parametrize("make_model", [tiny_language_model, tiny_llama, tiny_translator])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_predictions_have_no_caches(make_model: Any, use_cache: bool, tmp_path: Path) -> None:
+    rows = [{"input_ids": torch.arange(4) + size, "labels": torch.arange(4) + size} for size in range(5)]
+
+    def predicted(library: str, **given: Any) -> Any:
+        parts = {"model": make_model(), "eval_dataset": rows}
+        trainer = run(library, tmp_path / library, parts=parts, trains=False, use_cache=use_cache)
+        assert trainer.model.config.use_cache == use_cache
+        return trainer, trainer.predict(rows, **given).predictions
+
+    trainer, ours = predicted("ours")
+    torch.testing.assert_close(ours, predicted("theirs")[1])
+    torch.testing.assert_close(trainer.predict(rows, ignore_keys=["unknown"]).predictions, ours)
+    trainer.model.register_forward_hook(lambda model, inputs, outputs: outputs.to_tuple())
+    torch.testing.assert_close(trainer.predict(rows).predictions, ours)
 
 
 def special_tokens_of(config: Any) -> tuple[Any, Any, Any]:

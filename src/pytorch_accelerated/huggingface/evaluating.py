@@ -152,8 +152,13 @@ def outputs_without_loss(outputs: Any, ignored: Sequence[str], *, has_loss: bool
         values = tuple(outputs[1:] if has_loss else outputs)
     else:
         return outputs
-    values = tuple(value for value in values if value is not None)
+    values = tuple(value for value in values if _is_kept(value))
     return values[0] if len(values) == 1 else values
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a value is part of the predictions; a cache of `transformers` has no rows, whatever its name is."""
+    return value is not None and not hasattr(value, "get_seq_length")
 
 
 def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
@@ -166,13 +171,13 @@ def inputs_for_metrics(batch: Mapping[str, Any], name: str) -> Any:
 
 
 def detached(outputs: Any) -> Any:
-    """Nested outputs without their graph, and without values that are None."""
+    """Nested outputs without their graph, and without values that are None or caches."""
     if isinstance(outputs, torch.Tensor):
         return outputs.detach()
     if isinstance(outputs, Mapping):
-        return {name: detached(value) for name, value in outputs.items() if value is not None}
+        return {name: detached(value) for name, value in outputs.items() if _is_kept(value)}
     if isinstance(outputs, (tuple, list)):
-        kept = [detached(value) for value in outputs if value is not None]
+        kept = [detached(value) for value in outputs if _is_kept(value)]
         return tuple(kept) if isinstance(outputs, tuple) else kept
     return outputs
 

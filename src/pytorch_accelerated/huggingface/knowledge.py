@@ -308,6 +308,13 @@ def has_own_place(model: Any) -> bool:
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "quantization_method", None))
 
 
+def names_left_out(model: Any) -> Sequence[str]:
+    """The outputs that predictions leave out: those that the config names, or the caches of `transformers`."""
+    config = getattr(model, "config", None)
+    usual = () if config is None else ("cache", "past_key_values")  # from 5.24 on, and before
+    return getattr(config, "keys_to_ignore_at_inference", usual)
+
+
 def returns_loss_by_itself(model: Any) -> bool:
     """Whether the model returns a loss without labels, like models that compare pairs."""
     parameter = inspect.signature(model.forward).parameters.get("return_loss")

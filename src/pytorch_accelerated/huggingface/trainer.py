@@ -374,6 +374,9 @@ class Trainer(TrainerHooks):
 
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
+        config = getattr(self.model, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = self.args.use_cache
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
         parallel.enable_gradient_checkpointing(self.model, self.args)
@@ -489,11 +492,11 @@ class Trainer(TrainerHooks):
             model: to call.
             inputs: the batch.
             prediction_loss_only: whether outputs and labels may be None.
-            ignore_keys: outputs of the model to leave out; default: those that its config names.
+            ignore_keys: outputs of the model to leave out; default: those that its config names, or its caches.
         """
         inputs = self._prepare_inputs(inputs)
         if ignore_keys is None:
-            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or ()
+            ignore_keys = knowledge.names_left_out(self.model)
         labels = evaluating.labels_in(inputs, self.label_names)
         is_by_itself = not self.label_names and inputs.get("return_loss", self.can_return_loss)
         returns_loss = labels is not None or bool(is_by_itself)

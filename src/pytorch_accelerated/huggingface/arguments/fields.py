@@ -201,6 +201,7 @@ class Arguments:
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = argument(
         None, "Arguments of the model's gradient_checkpointing_enable, as JSON."
     )
+    use_cache: bool = argument(False, "Have the model return caches, which few ways of finetuning need.")
     torch_compile: bool = argument(False, "Compile the model. True if a backend or a mode is given.")
     torch_compile_backend: str | None = argument(None, "The backend of torch.compile.")
     torch_compile_mode: str | None = argument(None, "The mode of torch.compile.")
@@ -315,7 +316,6 @@ class Arguments:
     tf32: bool | None = unsupported(None, 'Call `torch.set_float32_matmul_precision("high")`.', also=(False,))
     use_liger_kernel: bool = unsupported(False, _LIGER)
     liger_kernel_config: str | None = unsupported(None, _LIGER)
-    use_cache: bool = unsupported(False, "Set `model.config.use_cache`.")
     neftune_noise_alpha: float | None = unsupported(None, "Let a forward hook of the embedding add noise.")
     torch_empty_cache_steps: int | None = unsupported(None, "Call `torch.cuda.empty_cache()` in `on_step_end`.")
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
