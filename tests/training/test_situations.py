@@ -43,7 +43,7 @@ from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.bars import BarDisplay
 from tests.huggingface.runs import StopAt
 from tests.support.dispositions import default_signals
-from tests.support.processes import run_on_ranks
+from tests.support.processes import run_forked, run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import SaveAndStop, assert_same
 from tests.support.terminal import in_a_terminal
@@ -671,3 +671,21 @@ def test_an_interrupt_before_the_first_save_loses_nothing_ace_step_606(
     assert run.rows == list(range(12))
     resumed = Run(face, folder).train(Rows(20), 2, resumes=True)
     assert run.rows + resumed.rows == 2 * list(range(20))
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_in_a_save_goes_on_from_the_newest_complete_state_verl_7952(tmp_path: Path) -> None:
+    output = run_forked(Path(__file__).parents[1] / "ranks" / "ending_at_once.py", tmp_path)
+    cases = json.loads(output.stdout.splitlines()[-1])
+    for name, case in cases.items():
+        newest = max(case["left"], key=lambda state: int(re.split("[_-]", state)[1]), default=None)
+        said = f"No training state in {tmp_path / name}: starting afresh"
+        if newest is not None:
+            said = f"Resuming from {tmp_path / name / newest}: "
+        assert case["lines"][0].startswith(said)
+        assert case["lines"][-1] == f"updates {10 if name == 'huggingface' else 8}"
+    # What was asked for before a return or an exception is there; before `os._exit` at least what was complete.
+    assert "step_5" in cases["return 5"]["left"]
+    assert "step_5" in cases["exception 5"]["left"]
+    assert {"step_1", "step_2", "step_3"} <= set(cases["os._exit 5"]["left"])
+    assert cases["huggingface"]["left"][-1] == "checkpoint-3"
