@@ -374,7 +374,7 @@ class Trainer(TrainerHooks):
 
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
-        config = getattr(self.model, "config", None)
+        config: Any = getattr(self.model, "config", None)
         if hasattr(config, "use_cache"):
             config.use_cache = self.args.use_cache
         if self.place_model_on_device:
