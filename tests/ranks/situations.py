@@ -84,7 +84,9 @@ class Mean(HuggingFaceTrainer):
 
     loss_is_scaled_for_ga = False
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, True)
         loss = loss + penalty_of(self.model)
         return (loss, outputs) if return_outputs else loss
@@ -143,7 +145,7 @@ def hits(net: Scores) -> float:
 
 
 net = Scores()
-loader = DataLoader(train, batch_size=4, drop_last=True)  # type: ignore[arg-type]
+loader: Any = DataLoader(train, batch_size=4, drop_last=True)  # type: ignore[arg-type]
 trainer = Trainer(net, None, torch.optim.SGD(net.parameters(), 0.1), metrics=["accuracy"], callbacks=[])
 history = trainer.train(loader, 1, held_out, eval_per_device_batch_size=4)
 assert trainer.run_state.samples == len(train) // (4 * RANKS) * 4 * RANKS < len(train)

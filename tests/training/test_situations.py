@@ -85,7 +85,7 @@ class Net(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            self.linear = nn.Linear(3, 1).double()
+            self.linear: nn.Module = nn.Linear(3, 1).double()
         self.updates: list[list[list[int]]] = [[]]
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -112,7 +112,7 @@ class Run:
         *callbacks: Any,
         net: Any = None,
         base: Any = None,
-        make_optimizer: Callable[..., Any] = SGD,
+        make_optimizer: Any = SGD,
         **arguments: Any,
     ) -> None:
         self.face, self.folder, self.callbacks, self.arguments = face, folder, callbacks, arguments
@@ -558,6 +558,8 @@ def test_speeds_and_times_after_a_resume_do_not_count_the_work_before(
 
 class Late(Net):
     """A second layer takes part from the sixth batch on."""
+
+    batches: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
