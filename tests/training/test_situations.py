@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -229,7 +230,7 @@ def test_the_last_update_of_an_epoch_has_the_batches_that_are_left_burn_5695(
     face: str, accumulation: int, sizes: list[int], tmp_path: Path
 ) -> None:
     def cosine(optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * len(sizes))
+        return lr_scheduler.CosineAnnealingLR(optimizer, 2 * len(sizes))
 
     run = Run(face, tmp_path).train(Rows(40), 2, accumulation=accumulation, schedule=cosine)
     assert [len(update) for update in run.updates] == 2 * sizes
@@ -440,7 +441,7 @@ def test_changed_settings_of_the_optimizer_are_told_before_the_first_update_rf_d
     face: str, has_schedule: bool, tmp_path: Path
 ) -> None:
     def cosine(optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        return lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
     schedule, folder = (cosine if has_schedule else None), tmp_path / "run"
     old = functools.partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, betas=(0.9, 0.99))
@@ -459,6 +460,52 @@ def test_changed_settings_of_the_optimizer_are_told_before_the_first_update_rf_d
     assert "For the new ones change `optimizer.param_groups`" in text
     rates = [5e-5 * (1 + math.cos(math.pi * update / 10)) if has_schedule else 1e-4 for update in range(3, 10)]
     assert resumed.rates == pytest.approx(rates, rel=1e-12)
+
+
+def two_parts(optimizer: Any, length: int) -> Any:
+    parts = [lr_scheduler.LinearLR(optimizer, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, length)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda o, length: lr_scheduler.CosineAnnealingLR(o, length),
+            "T_max of CosineAnnealingLR: 6, not 12",
+        ),
+        (lambda o, length: lr_scheduler.StepLR(o, length), "step_size of StepLR: 6, not 12"),
+        (
+            lambda o, length: lr_scheduler.MultiStepLR(o, [length]),
+            "milestones of MultiStepLR: .*6.*, not .*12",
+        ),
+        (lambda o, length: lr_scheduler.OneCycleLR(o, 0.1, length), "total_steps of OneCycleLR: 6, not 12"),
+        (two_parts, "T_max of CosineAnnealingLR: 6, not 12"),
+        (lambda o, length: lr_scheduler.LambdaLR(o, lambda update: 1 - update / length), None),
+    ],
+)
+@both_faces
+def test_a_schedule_that_a_state_brings_along_is_told_before_the_first_update(
+    face: str, make: Any, told: str | None, tmp_path: Path
+) -> None:
+    folder, state = tmp_path / "run", stop_at(face, tmp_path / "run", 3)
+    Run(face, folder, state).train(Rows(24), 1, schedule=lambda optimizer: make(optimizer, 6))
+    resumed, options = Run(face, folder), {"schedule": lambda optimizer: make(optimizer, 12), "resumes": True}
+    if told is None:
+        resumed.train(Rows(24), 2, **options)
+        expected = [0.05 * (1 - update / 12) for update in range(4, 12)]
+        assert resumed.rates[1:] == pytest.approx(expected, rel=1e-12)  # the first one was set before
+        return
+    with pytest.warns(UserWarning, match=told):
+        resumed.train(Rows(24), 1, **options)
+    assert resumed.rates == Run(face, tmp_path / "whole").train(Rows(24), 1, schedule=lambda o: make(o, 6)).rates[3:]
+
+
+def test_a_changed_rate_in_a_tensor_is_told(tmp_path: Path) -> None:
+    old, new = (functools.partial(torch.optim.SGD, lr=torch.tensor(rate)) for rate in (0.5, 0.25))
+    Run("native", tmp_path, stop_at("native", tmp_path, 3), make_optimizer=old).train(Rows(20), 1)
+    with pytest.warns(UserWarning, match="learning_rate: 0.5, not 0.25"):
+        Run("native", tmp_path, make_optimizer=new).train(Rows(20), 1, resumes=True)
 
 
 @both_faces

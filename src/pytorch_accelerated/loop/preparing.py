@@ -36,7 +36,7 @@ from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.states.optimizers import optimizer_settings, replaced_settings
+from pytorch_accelerated.states.optimizers import optimizer_settings, replaced_settings, schedule_settings
 
 
 def prepare_training(
@@ -94,7 +94,7 @@ def prepare_training(
     )
     training.make_step(steps_scheduler=_make_scheduler(context))
     if state is not None:
-        asked = optimizer_settings(context.optimizer, has_schedule=context.scheduler is not None)
+        asked = _settings_of(context)
         context.states.resume(state)
         _continue_plan(context)
         _warn_of_replaced_settings(context, asked)
@@ -296,18 +296,24 @@ def _make_scheduler(context: Context) -> bool:
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
 
 
-def _warn_of_replaced_settings(context: Context, asked: Sequence[Mapping[str, Any]]) -> None:
-    """Warn about settings of the optimizer that the state has replaced."""
+def _settings_of(context: Context) -> list[dict[str, Any]]:
+    """Those of the optimizer and its schedule."""
     has_schedule = context.scheduler is not None
-    differences = replaced_settings(asked, optimizer_settings(context.optimizer, has_schedule=has_schedule))
+    return optimizer_settings(context.optimizer, has_schedule=has_schedule) + schedule_settings(context.scheduler)
+
+
+def _warn_of_replaced_settings(context: Context, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about settings of the optimizer and its schedule that the state has replaced."""
+    differences = replaced_settings(asked, _settings_of(context))
     if differences:
         warn_user(
             context.ranks,
             "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
             + "\n\t".join(differences)
-            + "\nFor the new ones change `optimizer.param_groups`, and for the learning rate also the scheduler's "
-            "`base_lrs`, in a callback: in `on_training_run_start`, or `on_train_begin` of the Hugging Face trainer. "
-            "Or load the weights into the model, and train without resuming.",
+            + "\nFor the new ones change `optimizer.param_groups`, for the learning rate also the scheduler's "
+            "`base_lrs`, and for its settings its attributes, in a callback: in `on_training_run_start`, or "
+            "`on_train_begin` of the Hugging Face trainer. Or load the weights into the model, and train without "
+            "resuming.",
         )
 
 

@@ -6,6 +6,7 @@ torch loads any state whose groups have the right sizes, and fails in the next s
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,8 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
         # Some keep a state in their groups, as defaults that nobody can give: schedulefree its mode, for example.
         state = set(getattr(one, "defaults", ())) - set(inspect.signature(type(one)).parameters)
         for group in one.param_groups:
-            plain = {name: value for name, value in group.items() if isinstance(value, _PLAIN) and name not in state}
+            values = {name: float(each) if _is_rate(name, each) else each for name, each in group.items()}
+            plain = {name: value for name, value in values.items() if isinstance(value, _PLAIN) and name not in state}
             plain.pop("params", None)
             if has_schedule or "initial_lr" in group:
                 plain.pop("lr", None)
@@ -198,6 +200,24 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
                 plain.pop(name, None)
             settings.append(plain)
     return settings
+
+
+def _is_rate(name: str, value: Any) -> bool:
+    return name in _RATES and isinstance(value, torch.Tensor)
+
+
+def schedule_settings(scheduler: Any) -> list[dict[str, Any]]:
+    """What schedulers were made with, as far as it is in their states, which bring it along: for each, and its parts.
+
+    Those of this library and `LambdaLR` do not: a new one has the length that it is made for.
+    """
+    if not hasattr(scheduler, "state_dict"):
+        return []
+    parts = getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
+    state, names = scheduler.state_dict(), set(inspect.signature(type(scheduler)).parameters) - {"last_epoch"}
+    own = {f"{name} of {type(scheduler).__name__}": state[name] for name in sorted(names & state.keys())}
+    plain = {name: value for name, value in own.items() if isinstance(value, (*_PLAIN, list, Counter))}
+    return [plain, *(each for part in parts for each in schedule_settings(part))]
 
 
 def replaced_settings(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]]) -> list[str]:
