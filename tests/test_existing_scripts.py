@@ -242,7 +242,7 @@ def test_the_backward_pass_uses_the_loss_as_callbacks_have_left_it():
 
 
 def test_a_trainer_may_fire_its_own_events():
-    """Without a warning that nobody fires them: the names are in the methods of the trainer."""
+    """Without a warning that nobody fires them: their names resemble no event of ours."""
 
     class Fires(Trainer):
         def train_epoch_end(self) -> None:

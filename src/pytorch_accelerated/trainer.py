@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, chosen_callbacks
-from pytorch_accelerated.facts.names import Replaceable, knows_other_names, own_events, refuse_method_of_others
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names, refuse_method_of_others
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -591,7 +591,7 @@ class Trainer(TrainerHooks):
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
         return explain_run(
-            type(self), self.callback_handler, own_events(self), num_epochs=num_epochs, evaluate=evaluate
+            type(self), self.callback_handler, self.custom_events, num_epochs=num_epochs, evaluate=evaluate
         )
 
     def preflight(
@@ -775,7 +775,7 @@ class Trainer(TrainerHooks):
         training.begin_pass()
         self.model.train()
         context.mode.train()
-        with training.requests.deferring_saves():
+        with training.requests.deferring_saves(), training.watching_for_anomalies():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()
             for update in training.updates(train_dl):

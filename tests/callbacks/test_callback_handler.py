@@ -1,6 +1,7 @@
 """Events reach every callback that acts, in order, and mistakes in callbacks are not swallowed."""
 
 import contextlib
+import warnings
 from typing import Any
 
 import pytest
@@ -180,7 +181,8 @@ def test_anything_with_an_event_is_a_callback():
     ("name", "hint"),
     [
         ("on_train_epoch_ends", "Did you mean 'on_train_epoch_end'?"),
-        ("on_something_else_entirely", "no event has that name. If you fire it yourself"),
+        ("on_train_batch_end", "no event has that name. Did you mean 'on_train_epoch_end'? If you fire it yourself"),
+        ("on_epoch_end", "Did you mean 'on_eval_epoch_end'?"),
     ],
 )
 def test_a_method_that_no_event_will_call_is_warned_about_with_the_nearest_name(name: str, hint: str):
@@ -189,6 +191,13 @@ def test_a_method_that_no_event_will_call_is_warned_about_with_the_nearest_name(
         CallbackHandler([kind])
     assert hint in str(caught[0].message)
     assert "`custom_events`" in str(caught[0].message)
+
+
+def test_a_method_that_resembles_no_event_is_for_one_that_a_user_fires():
+    kind = type("Mine", (TrainerCallback,), {"on_half_time": lambda self, **kwargs: None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CallbackHandler([kind])
 
 
 def test_callbacks_declare_whether_ranks_agree_after_each_update():

@@ -48,6 +48,14 @@ def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(folder: Path):
     record("SIGKILL of a worker of Ray", {"kills": len([*folder.glob("death_*")]), "runs that ended differently": 0})
 
 
+def test_ray_keeps_the_best_states_and_none_without_a_value(folder: Path):
+    reports = [each for each in result_of(folder, "whole")[1] if each["eval_loss_epoch"] is not None]
+    best = sorted(reports, key=lambda each: each["eval_loss_epoch"])[:2]
+    assert {each["update"] for each in best} == {20, 60}, "not the last two, so that it matters"
+    _, kept = result_of(folder, "best")  # Ray's table has what it keeps
+    assert {each["update"] for each in kept} == {20, 60}
+
+
 def test_a_machine_that_will_be_taken_away_is_answered_by_a_state(folder: Path):
     (whole, _), (taken, reports) = result_of(folder, "whole"), result_of(folder, "taken")
     assert 7 <= reports[0]["update"] < 16

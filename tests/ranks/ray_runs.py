@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import ray
 import ray.data
 import ray.train
 import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from torch import nn
 
@@ -83,7 +84,7 @@ def train_on_worker(config: dict[str, Any]) -> None:
         torch.save(result, FOLDER / f"{config['name']}.pt")
 
 
-def fit(name: str, *callbacks: TrainerCallback, failures: int = 0) -> None:
+def fit(name: str, *callbacks: TrainerCallback, failures: int = 0, keep: int | None = None) -> None:
     """Train on two workers, and write their results, and what Ray was told, to files by this name."""
     rows = [{"row": row, "input": ROWS[0][row].numpy(), "target": ROWS[1][row].numpy()} for row in range(640)]
     result = TorchTrainer(
@@ -91,9 +92,19 @@ def fit(name: str, *callbacks: TrainerCallback, failures: int = 0) -> None:
         train_loop_config={"name": name, "callbacks": callbacks},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name=name, storage_path=str(FOLDER), failure_config=FailureConfig(failures)),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(FOLDER),
+            failure_config=FailureConfig(failures),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=keep,
+                checkpoint_score_attribute=None if keep is None else "eval_loss_epoch",  # it also orders the reports
+                checkpoint_score_order="min",
+            ),
+        ),
         datasets={"train": ray.data.from_items(rows)},
     ).fit()
+    assert not [*Path(tempfile.gettempdir()).glob("states_for_ray_*")]
     result.metrics_dataframe.to_json(FOLDER / f"{name}.json", orient="records")
 
 
@@ -102,4 +113,5 @@ os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "300"  # on a busy machin
 ray.init(num_cpus=6, include_dashboard=False, object_store_memory=100 * 2**20)
 fit("whole")
 fit("killed", Die(), failures=len(DEATHS))
-fit("taken", TakeAway())
+fit("best", keep=2)
+fit("taken", TakeAway())  # the last: it takes away the only machine

@@ -1,7 +1,7 @@
 """What every room may know. For extras: optional packages, walks over nested data, checks of numbers."""
 
 from pytorch_accelerated.facts import trees
-from pytorch_accelerated.facts.names import is_users_class, own_events
+from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import generator_states
 from pytorch_accelerated.facts.settings import LIMITS, check_positive_count
@@ -11,7 +11,6 @@ __all__ = [
     "check_positive_count",
     "generator_states",
     "is_users_class",
-    "own_events",
     "require",
     "trees",
 ]

@@ -9,12 +9,10 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from pytorch_accelerated.errors import ArgumentTypeError, MissingMethodError
-from pytorch_accelerated.facts.order import EVENTS
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -105,15 +103,3 @@ def refuse_method_of_others(trainer: Any, name: str) -> None:
 def is_users_class(kind: type) -> bool:
     """Whether `kind` is not a class of this library."""
     return not kind.__module__.startswith("pytorch_accelerated.")
-
-
-def own_events(trainer: Any) -> tuple[str, ...]:
-    """The events that the user's subclasses emit: `custom_events`, and names with ``on_`` in the code of methods."""
-    names = dict.fromkeys(trainer.custom_events)
-    for kind in filter(is_users_class, type(trainer).__mro__):
-        codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
-        while codes:
-            constants = codes.pop().co_consts
-            codes += [each for each in constants if isinstance(each, types.CodeType)]
-            names |= dict.fromkeys(each for each in constants if isinstance(each, str) and each.startswith("on_"))
-    return tuple(name for name in names if name not in EVENTS)

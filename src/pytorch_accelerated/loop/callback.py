@@ -35,9 +35,9 @@ class TrainerCallback:
 
     Every event is called on every rank, after the trainer's method for the same moment, with the trainer first and all
     other arguments by keyword; accept ``**kwargs``. `docs/events.md` has the order for every way a run can end.
-    Fire events of your own with ``trainer.callback_handler.call_event("on_my_event", trainer=trainer, ...)``. If no
-    method of your trainer names them, list them in its class attribute ``custom_events``, so that they are not mistaken
-    for misspelt ones.
+    Fire events of your own with ``trainer.callback_handler.call_event("on_my_event", trainer=trainer, ...)``. If
+    their names resemble built-in ones, list them in the trainer's class attribute ``custom_events``, so that they are
+    not mistaken for misspelt ones.
     """
 
     #: Set it to False for callbacks that print or write files, so that `Trainer.preflight` leaves them out.

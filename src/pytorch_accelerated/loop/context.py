@@ -33,16 +33,8 @@ if TYPE_CHECKING:
     from pytorch_accelerated.states.training_state import KeptStates
 
 
-# The trainer's attributes that a subclass may define in its own way, and what they are called in a context.
-_FIELDS = {
-    "model": "model",
-    "optimizer": "optimizer",
-    "scheduler": "scheduler",
-    "run_history": "history",
-    "run_state": "state",
-    "run_config": "config",
-    "callback_handler": "callbacks",
-}
+# The trainer's attributes that a subclass may define in its own way.
+_MAY_BE_OWN = ("model", "optimizer", "scheduler", "run_history", "run_state", "run_config", "callback_handler")
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
 
 
@@ -160,31 +152,49 @@ class Context:
         self.trainer.print(*args, **kwargs)
 
 
-def view(path: str) -> Any:
+class View(property):
     """An attribute of the trainer that is kept in its context, at `path`: reading and assigning it goes there."""
-    owner, _, name = f"run_context.{path}".rpartition(".")
-    owner_of = operator.attrgetter(owner)
-    return property(
-        operator.attrgetter(f"run_context.{path}"), lambda self, value: setattr(owner_of(self), name, value)
-    )
+
+    def __init__(self, path: str) -> None:
+        owner, _, name = f"run_context.{path}".rpartition(".")
+        owner_of = operator.attrgetter(owner)
+        super().__init__(
+            operator.attrgetter(f"run_context.{path}"), lambda self, value: setattr(owner_of(self), name, value)
+        )
 
 
-def first_context(trainer: Any, base: type) -> Context:
-    """The context of a new trainer. Attributes that its class defines itself, not as views, stay the trainer's own.
-
-    Args:
-        trainer: the trainer.
-        base: the class of it that has the views.
-    """
-    own = {
-        field: _attribute_of_trainer(name)
-        for name, field in _FIELDS.items()
-        if inspect.getattr_static(type(trainer), name) is not vars(base)[name]
-    }
-    kind: type[Context] = type("Context", (Context,), own) if own else Context
+def first_context(trainer: Any) -> Context:
+    """The context of a new trainer. Attributes that its class defines itself, not as views, stay the trainer's own."""
+    kind = OwningContext if any(_is_own(trainer, name) for name in _MAY_BE_OWN) else Context
     return kind(trainer, trainer)
 
 
-def _attribute_of_trainer(name: str) -> property:
-    read = operator.attrgetter(f"trainer.{name}")
-    return property(read, lambda context, value: setattr(context.trainer, name, value))
+def _is_own(trainer: Any, name: str) -> bool:
+    return not isinstance(inspect.getattr_static(type(trainer), name), View)
+
+
+def _own_or_kept(name: str, field: str) -> Any:
+    """The trainer's attribute if its class defines it, else the value in the context."""
+
+    def read(context: Context) -> Any:
+        return getattr(context.trainer, name) if _is_own(context.trainer, name) else vars(context)[field]
+
+    def write(context: Context, value: Any) -> None:
+        if _is_own(context.trainer, name):
+            setattr(context.trainer, name, value)
+        else:
+            vars(context)[field] = value
+
+    return property(read, write)
+
+
+class OwningContext(Context):
+    """The context of a trainer whose class defines an attribute such as `model` itself."""
+
+    model = _own_or_kept("model", "model")
+    optimizer = _own_or_kept("optimizer", "optimizer")
+    scheduler = _own_or_kept("scheduler", "scheduler")
+    history = _own_or_kept("run_history", "history")
+    state = _own_or_kept("run_state", "state")
+    config = _own_or_kept("run_config", "config")
+    callbacks = _own_or_kept("callback_handler", "callbacks")

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_accelerated.facts.names import own_events
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.ranks.keeping import kept
@@ -77,7 +76,7 @@ class EvaluationSets:
             callbacks: the callbacks whose events are emitted meanwhile.
         """
         context = self._context
-        handler = CallbackHandler(callbacks, custom_events=own_events(context.trainer))
+        handler = CallbackHandler(callbacks, custom_events=context.trainer.custom_events)
         with kept() as before, context.stopping.finishing_passes():
             before.attributes(context, model=model, callbacks=handler)
             before.call(context.history.set_metric_name_prefix, context.history.metric_name_prefix)

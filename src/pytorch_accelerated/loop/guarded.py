@@ -1,4 +1,4 @@
-"""Looks for NaN in backward passes, or skips updates whose loss or gradient is NaN or infinite, as the run asks.
+"""Skips updates whose loss or gradient is NaN or infinite, if the run asks for that.
 
 `docs/design/failing-updates.md` has the reasons.
 """
@@ -61,15 +61,6 @@ class FiniteLossTracker(LossTracker):
         # Otherwise the loss is a mean over nothing.
         counts = isinstance(batch_size, torch.Tensor) or batch_size != 0
         self.of_update.append(self._pending_losses[-1] if counts else 0.0)
-
-
-class AnomalyStep(Step):
-    """A step with torch's anomaly detection: the first NaN in a backward pass is an error."""
-
-    def update(self, update: Update) -> None:
-        """One update."""
-        with torch.autograd.set_detect_anomaly(True):
-            super().update(update)
 
 
 class Beginnings:

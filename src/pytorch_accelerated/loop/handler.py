@@ -67,12 +67,15 @@ class EventHandler:
     def _forget_methods(self) -> None:
         self._methods.clear()
 
-    def _unknown_events(self, callback: Any, cutoff: float = 0.6) -> Iterator[tuple[str, str]]:
-        """The methods of `callback` that no event will call, each with a hint at the event that was probably meant."""
+    def _unknown_events(self, callback: Any, cutoff: float = 0.8) -> Iterator[tuple[str, str]]:
+        """The methods of `callback` that no event will call, each with a hint at the event that was probably meant.
+
+        Names that resemble no event are those of events that users fire themselves.
+        """
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
-                close = difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff)
-                yield name, f" Did you mean {close[0]!r}?" if close else ""
+                for event in difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff):
+                    yield name, f" Did you mean {event!r}?"
 
 
 class CallbackHandler(EventHandler):

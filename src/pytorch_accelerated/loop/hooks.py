@@ -19,12 +19,12 @@ from pytorch_accelerated.data.building import (
 )
 from pytorch_accelerated.data.counting import Counter, OfUser, counter_of
 from pytorch_accelerated.data.updates import Loaders
-from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names, own_events
+from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
-from pytorch_accelerated.loop.context import Context, first_context, view
+from pytorch_accelerated.loop.context import Context, View, first_context
 from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.loop.starting import new_context
 from pytorch_accelerated.loop.states import States
@@ -44,22 +44,22 @@ class TrainerHooks:
     `Trainer.explain` shows when each is called. The arguments are those of `Trainer`.
     """
 
-    #: Names of events that a subclass emits itself, so that callbacks with such methods are not considered misspelt.
+    #: Names of events that a subclass fires itself, for `explain`, and if they resemble built-in ones.
     custom_events: tuple[str, ...] = ()
-    model = view("model")
-    optimizer = view("optimizer")
-    scheduler = view("scheduler")
-    run_history: RunHistory = view("history")
-    run_state: RunState = view("state")
-    run_config: TrainerRunConfig = view("config")
-    callback_handler: CallbackHandler = view("callbacks")
-    _accelerator: Accelerator = view("accelerator")
-    _ranks: Ranks = view("ranks")
-    _loss_tracker = view("losses")
-    _train_dataloader = view("loaders.train")
-    _eval_dataloader = view("loaders.eval")
-    _train_dl_kwargs = view("loaders.train_kwargs")
-    _eval_dl_kwargs = view("loaders.eval_kwargs")
+    model = View("model")
+    optimizer = View("optimizer")
+    scheduler = View("scheduler")
+    run_history: RunHistory = View("history")
+    run_state: RunState = View("state")
+    run_config: TrainerRunConfig = View("config")
+    callback_handler: CallbackHandler = View("callbacks")
+    _accelerator: Accelerator = View("accelerator")
+    _ranks: Ranks = View("ranks")
+    _loss_tracker = View("losses")
+    _train_dataloader = View("loaders.train")
+    _eval_dataloader = View("loaders.eval")
+    _train_dl_kwargs = View("loaders.train_kwargs")
+    _eval_dl_kwargs = View("loaders.eval_kwargs")
     seed = GivenArgument()
     mixed_precision = GivenArgument()
     compile_model = GivenArgument()
@@ -74,7 +74,7 @@ class TrainerHooks:
         """What the current or last call holds; made at first use, since a subclass may assign attributes before our
         constructor.
         """
-        return first_context(self, TrainerHooks)
+        return first_context(self)
 
     @knows_other_names
     def __init__(
@@ -136,7 +136,7 @@ class TrainerHooks:
 
     def _create_callback_handler(self) -> CallbackHandler:
         """The handler of the callbacks given to the constructor."""
-        return CallbackHandler(self._callbacks, custom_events=own_events(self))
+        return CallbackHandler(self._callbacks, custom_events=self.custom_events)
 
     def _create_context(self, settings: TrainSettings) -> Context:
         """What a call with `settings` works with."""

@@ -55,6 +55,7 @@ class Saves:
         all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
         uploads: what copies the states of a folder elsewhere, by folder.
+        copy_to_resume: where the program that restarts this run keeps the state for that; None: nothing restarts it.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -66,6 +67,7 @@ class Saves:
         self.all: list[SavedState] = []
         self.saved_to: Path | None = None
         self.uploads: dict[Path, Uploads] = {}
+        self.copy_to_resume: Path | None = None
         self._ranks = ranks
         self._locks: dict[Path, FolderLock] = {}
 
@@ -162,8 +164,8 @@ class Saves:
         return None
 
     def newest(self) -> Path | None:
-        """The newest state that this run has saved."""
-        return self.folders.newest(set(self._locks))
+        """The newest state that this run has saved, or the copy from which it will be restarted."""
+        return self.copy_to_resume or self.folders.newest(set(self._locks))
 
 
 class Requests:

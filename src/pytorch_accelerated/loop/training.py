@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -17,12 +18,12 @@ from pytorch_accelerated.data.workers import usable_processors
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.loop.context import Context
-from pytorch_accelerated.loop.guarded import FiniteLossTracker
+from pytorch_accelerated.loop.guarded import FiniteLossTracker, GuardedStep
 from pytorch_accelerated.loop.hooks import counter_for, own_hooks
 from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.loop.saves import Requests
 from pytorch_accelerated.loop.step import Step
-from pytorch_accelerated.loop.variants import make_step
+from pytorch_accelerated.loop.variants import GuardedRankedStep, RankedStep
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
@@ -51,8 +52,6 @@ class Training:
         all_agree_after_each_update: whether there are several ranks, of which any may ask to stop within each update.
     """
 
-    #: The step without the variants that a run requires.
-    kind_of_step: type[Step] = Step
     #: Whether the loop makes step records of its losses.
     has_step_records = True
     #: Whether the loop gives a model that was left in evaluation mode the modes of training again.
@@ -82,13 +81,19 @@ class Training:
         """
         context = self.context
         own = own_hooks(context.trainer, _OWN_PARTS)
-        self.step = make_step(context, self.kind_of_step, own, steps_scheduler=steps_scheduler)
+        self.step = self.kind_of_step()(context, own, steps_scheduler=steps_scheduler)
         if self.has_step_records:
             updates = None if context.config is None else context.config.max_num_train_steps
             every = context.settings.record_every_n_steps
             context.recorder = StepRecorder(
                 context.history, context.losses, context.gradient_norms, context.ranks.device, every, updates
             )
+
+    def kind_of_step(self) -> type[Step]:
+        """The kind of step that the run needs."""
+        if self.context.settings.nonfinite_policy is not None:
+            return GuardedStep if self.context.ranks.count == 1 else GuardedRankedStep
+        return Step if self.context.ranks.count == 1 else RankedStep
 
     def release(self) -> None:
         """Remove what training wrapped around the model, and drop the references to the last batch."""
@@ -174,6 +179,11 @@ class Training:
             else:
                 self.further_passes += 1
         state.start_epoch()
+
+    def watching_for_anomalies(self) -> contextlib.AbstractContextManager[Any]:
+        """Context for a training pass: if the run asks for that, the first NaN in a backward pass is an error."""
+        is_asked = self.context.settings.detect_anomaly
+        return torch.autograd.set_detect_anomaly(True) if is_asked else contextlib.nullcontext()
 
     def set_epoch(self) -> None:
         """Tell the loader the epoch. In a loop of the user's own, a subclass may iterate over it itself."""

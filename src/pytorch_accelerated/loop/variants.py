@@ -1,4 +1,4 @@
-"""Steps on several ranks, and the choice of the kind of step that a run needs, from its settings and ranks.
+"""Steps on several ranks.
 
 Ranks without samples in the last update of a pass take part in what the others do together: exchanging gradients, and
 the `gather` calls of their hooks and callbacks. `docs/design/updates.md` has the reasons.
@@ -10,21 +10,26 @@ A variant that changes gradients does so in `Step.complete`, with `_always_compl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.loop.context import Context
-from pytorch_accelerated.loop.guarded import AnomalyStep, GuardedStep
+from pytorch_accelerated.loop.guarded import GuardedStep
 from pytorch_accelerated.loop.hook_output import adding_nothing, loss_and_size
 from pytorch_accelerated.loop.step import Call, Step
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of, trained_outside
 
 
-class UnevenStep(Step):
-    """A step on several ranks.
+class RankedStep(Step):
+    """A step on several ranks, of which one may have fewer batches than the others.
+
+    The wrapper of a model exchanges the gradients of its own parameters only. Those of what optimizers train outside of
+    the model, such as a loss function with parameters, would be other ones on each rank, and soon the whole model: the
+    step averages them. An optimizer that steps at another moment, such as that of a discriminator in the middle of a
+    batch, has them averaged right before.
 
     Attributes:
         uneven: how the rows of this rank count.
@@ -35,6 +40,16 @@ class UnevenStep(Step):
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
         self.uneven = context.uneven
+        held = held_parts(context.holder)
+        self._outside = trained_outside(context.holder, held)
+        self._averaged: Update | None = None
+        self._handles: list[Any] = []
+        if self._outside:
+            self._always_completes = True
+            optimizers = optimizers_of(context.holder, held).values()
+            raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+            steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
+            self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of a batch.
@@ -86,32 +101,11 @@ class UnevenStep(Step):
         if self.micro_batch.has_empty_rank and not self.context.callbacks.acts_at[event]:
             self.emit_of_batch(event)
 
-
-class OutsideStep(Step):
-    """A step that averages over the ranks the gradients of what optimizers train outside of the model.
-
-    The wrapper of a model exchanges the gradients of its own parameters only. Those of a loss function with parameters,
-    for example, would be other ones on each rank, and soon the whole model.
-
-    An optimizer that steps at another moment, such as that of a discriminator in the middle of a batch, has them
-    averaged right before.
-    """
-
-    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
-        super().__init__(context, *args, **kwargs)
-        self._always_completes = True
-        self._averaged: Update | None = None
-        held = held_parts(context.holder)
-        self._outside = trained_outside(context.holder, held)
-        optimizers = optimizers_of(context.holder, held).values()
-        raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-        steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
-        self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
-
     def complete(self) -> bool:
-        """Average the gradients, then scale all of them to their true size."""
-        self._average(list(self._outside.values()))
-        self._averaged = self.current
+        """Average the gradients outside of the model, then scale all of them to their true size."""
+        if self._outside:
+            self._average(list(self._outside.values()))
+            self._averaged = self.current
         return super().complete()
 
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
@@ -146,25 +140,5 @@ class OutsideStep(Step):
                     parameter.grad = mean.view_as(parameter).to(parameter.device)
 
 
-def make_step(
-    context: Context, kind: type[Step], own: Mapping[str, Callable[..., Any]], *, steps_scheduler: bool
-) -> Step:
-    """`kind` with the variants that a run requires. Its model must be prepared.
-
-    Args:
-        context: of the run.
-        kind: the step without variants.
-        own, steps_scheduler: see `Step`.
-    """
-    several = context.ranks.count > 1
-    variants = {
-        AnomalyStep: context.settings.detect_anomaly,
-        GuardedStep: context.settings.nonfinite_policy is not None,
-        UnevenStep: several,
-        OutsideStep: several and bool(trained_outside(context.holder, held_parts(context.holder))),
-    }
-    bases = [variant for variant, is_needed in variants.items() if is_needed]
-    if kind is not Step or not bases:
-        bases.insert(0, kind)
-    made: type[Step] = bases[0] if len(bases) == 1 else type(kind.__name__, tuple(bases), {})
-    return made(context, own, steps_scheduler=steps_scheduler)
+class GuardedRankedStep(GuardedStep, RankedStep):
+    """A step on several ranks that undoes an update whose losses or gradients are not finite."""

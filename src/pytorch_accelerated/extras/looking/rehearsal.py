@@ -18,7 +18,6 @@ from torch import nn
 from pytorch_accelerated.callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback
 from pytorch_accelerated.data import RunPlan, own_generators_kept
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
-from pytorch_accelerated.facts import own_events
 from pytorch_accelerated.loop import refuse_within_a_run
 from pytorch_accelerated.ranks import Kept, Optimizers, has_shards, held_parts, is_replicated, kept
 from pytorch_accelerated.states import load_run, save_run
@@ -56,7 +55,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
         else:
             _keep_on_disk(before, trainer, place)
         before.object(trainer)
-        history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=own_events(trainer))
+        history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=trainer.custom_events)
         # Calls of the rehearsal continue this context, and the trainer's is as before in the end.
         trainer.run_context = dataclasses.replace(trainer.run_context, history=history, callbacks=handler)
         with own_generators_kept():

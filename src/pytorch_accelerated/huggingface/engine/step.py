@@ -14,6 +14,7 @@ from pytorch_accelerated.huggingface.events import Events, is_ours
 from pytorch_accelerated.huggingface.knowledge import items_of_update, reads_scale
 from pytorch_accelerated.loop.hook_output import adding_nothing
 from pytorch_accelerated.loop.step import Call, Step
+from pytorch_accelerated.loop.variants import RankedStep
 from pytorch_accelerated.ranks.accelerators import send_to_device
 from pytorch_accelerated.ranks.compat.torch import norms_of
 from pytorch_accelerated.ranks.sharding import whole
@@ -196,3 +197,7 @@ class FaceStep(Step):
             planned = [MicroBatch(None, weight=1 / len(own), is_last=False) for _ in own]
             planned[-1] = planned[-1]._replace(is_last=True)
         return [each._replace(batch=send_to_device(batch, device)) for each, batch in zip(planned, own, strict=True)]
+
+
+class RankedFaceStep(FaceStep, RankedStep):
+    """A step of the Hugging Face trainer on several ranks."""

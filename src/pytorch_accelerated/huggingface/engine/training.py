@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import CheckpointError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.engine.step import FaceStep
+from pytorch_accelerated.huggingface.engine.step import FaceStep, RankedFaceStep
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
@@ -57,7 +57,6 @@ class FaceTraining(Training):
     """
 
     step: FaceStep
-    kind_of_step = FaceStep
     has_step_records = False  # `logging_steps` says which losses belong together
     keeps_modes = False  # each step does it, as in transformers
     name_of_resume = "resume_from_checkpoint"
@@ -81,6 +80,10 @@ class FaceTraining(Training):
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
         context.losses = LossTracker(leaves_out_non_finite=self._args.logging_nan_inf_filter)
+
+    def kind_of_step(self) -> type[FaceStep]:
+        """The kind of step that the run needs."""
+        return FaceStep if self.context.ranks.count == 1 else RankedFaceStep
 
     def plan(self, loader: Any) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
