@@ -563,7 +563,7 @@ class Trainer(TrainerHooks):
             train_dataset: the training data.
             updates: how many to train; best so many that an epoch ends among them. Without `num_epochs` or
                 `max_num_train_steps`, it is also the length of the run for schedules.
-            factory: makes the run anew in other processes: a function of a module or script, without arguments, that
+            factory: makes the run again in other processes: a function of a module or script, without arguments, that
                 returns a new trainer and its arguments of `train`, or the place of one, such as
                 ``"train.py:make_run"``. Without it, they get a copy of this trainer, if it is a plain `Trainer`.
             train_arguments: the other arguments of `train`.
@@ -739,10 +739,14 @@ class Trainer(TrainerHooks):
     def _run_training(self) -> None:
         """Run epoch after epoch, until the run is complete or something stops it."""
         training = self.run_context.training
+        # A callback may ask for a save at any event. It is written at the next safe point, where weights, optimizer,
+        # counters and the position in the data belong to the same update.
         training.requests.defers_saves = True
         with ending(training.context, self.training_run_end, "on_training_run_end"):
             training.start_part(self.training_run_start, "on_training_run_start")
             while not training.is_complete:
+                # A resumed run may begin in the middle of an epoch, or between its training and its evaluation: the
+                # phase says which parts are left, and `_run_epoch` runs only these.
                 if self.run_state.phase is RunPhase.EPOCH_CLOSED:
                     self.run_state.start_epoch()
                 try:
@@ -760,7 +764,7 @@ class Trainer(TrainerHooks):
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
             if context.loaders.eval is not None:
                 training.evaluate()
-            if context.states.cut is None:
+            if context.states.cut is None:  # an epoch that a limit ended early takes its step when it is completed
                 self._step_scheduler_after_epoch()
             training.close_part(RunPhase.EVALUATED)
         context.emitter.defer(self.training_run_epoch_end)
@@ -780,6 +784,8 @@ class Trainer(TrainerHooks):
             training.start_epoch()
             for update in training.updates(train_dl):
                 training.step.update(update)
+                # Between two updates every rank is at the same place: here, and only here, losses are read, states are
+                # written, and the ranks agree to stop.
                 training.act_at_safe_point()
             training.finish_epoch(train_dl)
             context.emitter.defer(self.train_epoch_end)

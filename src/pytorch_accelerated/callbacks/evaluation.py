@@ -105,7 +105,7 @@ class LimitBatchesCallback(PassLimit):
     """
 
     _source: str | None = "LimitBatchesCallback"
-    _told_apart_by = "num_batches"  # a trainer may have several limits, of which the smallest applies
+    _told_apart_by = "num_batches"  # a trainer may have several limits; the smallest applies
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = checked_limit(num_batches, name="num_batches")

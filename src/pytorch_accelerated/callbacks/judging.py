@@ -31,7 +31,7 @@ class MetricJudge(TrainerCallback):
     _kinds: Mapping[str, tuple[type, ...]] = {}
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Start anew, unless the run is resumed.
+        """Forget earlier runs, unless this one is resumed.
 
         Raises:
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
@@ -86,9 +86,7 @@ class MetricJudge(TrainerCallback):
         return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
 
     def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
-        """Act on new values, of which the last belongs to `state`, or without one to the weights that the model has
-        now.
-        """
+        """Act on new values. The last belongs to `state`, or without one to the weights that the model has now."""
 
     def _start_anew(self) -> None:
         """Forget what is known of earlier runs."""

@@ -49,7 +49,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     unless a metric has that name.
 
     Rows are added at the end of the file, those of step records about once a second. A new file replaces the old one at
-    first, and when a column is added. A resumed run begins it anew, with the history of its training state.
+    first, and when a column is added. A resumed run writes it again from the history of its training state.
 
     Args:
         path: the path of the file, which replaces an existing one. Missing folders are created.
@@ -96,7 +96,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     on_eval_epoch_end = on_training_run_epoch_end = on_training_run_end = on_train_epoch_end
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin a row at the last point of the run that was logged, although the history begins anew."""
+        """Begin a row at the last logged point of the run, although the history was reset."""
         self._is_evaluating = True
         self._rows = [*self._rows, _new_row(*self._last_place)]
 
@@ -110,7 +110,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     on_exception = on_evaluation_run_end
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the file anew: the history that is being loaded has all rows."""
+        """Write the file again: the history that is being loaded has all rows."""
         self._begins_anew = True
 
     def _log(self, trainer: Trainer, *, survives_power_cuts: bool = True) -> None:

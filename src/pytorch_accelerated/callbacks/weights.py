@@ -221,7 +221,7 @@ class SWACallback(ModelEmaCallback):
 
     The average is evaluated, if there is an evaluation set, and saved at the end of the run, also of one that ends
     early: by early stopping, another callback, a signal or a limit. Weights within an epoch don't belong to it. The
-    names of its metrics begin with its own name. The statistics of its BatchNorm layers are computed anew before, in
+    names of its metrics begin with its own name. The statistics of its BatchNorm layers are computed again before, in
     one pass over the training data; those of a sharded model are averages, too. The trainer's own model is never
     changed. A rate that stays high, such as that of torch's ``SWALR``, makes it useful.
 
@@ -258,7 +258,7 @@ class SWACallback(ModelEmaCallback):
         self.averaged_epochs = 0
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin anew, or continue the average of the run that is being resumed."""
+        """Start a new average, or continue the one of the run that is being resumed."""
         if trainer.run_state.updates == 0:
             self.averaged_epochs = 0
         self._is_finished = False

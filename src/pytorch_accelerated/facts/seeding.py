@@ -29,7 +29,7 @@ def mixed_seed(*parts: object) -> int:
 def seeds_of_batches(*parts: object) -> Callable[[int], int]:
     """A function that returns a 32-bit seed for the number of a batch, which depends on every part too.
 
-    Unlike a hash of all that for each batch, it takes no time that shows beside a small step.
+    Unlike a hash of all that for each batch, its time does not show next to a small step.
     """
     return functools.partial(split_mix, int.from_bytes(_digest(parts)[:8], "little"))
 

@@ -106,7 +106,7 @@ def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_m
 
 
 def would_broadcast(first: Any, second: Any) -> bool:
-    """Whether one of them is a column and the other a row of several numbers, of which torch makes a square table."""
+    """Whether one of them is a column and the other a row of several numbers, which torch broadcasts to a table."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)) or first.ndim + second.ndim != 3:
         return False
     column, row = (first, second) if first.ndim == 2 else (second, first)

@@ -59,7 +59,7 @@ def batch_loss(
 
 
 def _refuse_pairs(loss_func: Any, outputs: Any, targets: Any) -> None:
-    """Reject shapes of which a loss of torch would compare each output with each target. Own functions may want that.
+    """Reject shapes that make a loss of torch compare each output with each target. Own functions may want that.
 
     Raises:
         DataError: says what to do.

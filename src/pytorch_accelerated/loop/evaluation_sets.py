@@ -1,4 +1,4 @@
-"""Several evaluation sets, of which one is the trainer's at a time."""
+"""Several evaluation sets. One at a time is the trainer's."""
 
 from __future__ import annotations
 

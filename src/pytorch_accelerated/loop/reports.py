@@ -62,22 +62,22 @@ class LossReports:
     def report(self, losses: LossTracker) -> None:
         """Tell the callbacks about new step records, and about a training loss that is not finite."""
         recorder = self._context.recorder
-        everyones = self._everyones_first_non_finite(losses, [] if recorder is None else recorder.measurements())
-        if recorder is not None and recorder.complete([measured for _, *measured in everyones]):
+        per_rank = self._first_non_finite_by_rank(losses, [] if recorder is None else recorder.measurements())
+        if recorder is not None and recorder.complete([measured for _, *measured in per_rank]):
             self._context.emitter.emit("on_step_records")
-        self._report_first_non_finite(losses, "train_loss_epoch", [first for first, *_ in everyones])
+        self._report_first_non_finite(losses, "train_loss_epoch", [first for first, *_ in per_rank])
 
     def report_non_finite(self, losses: LossTracker, metric_name: str) -> None:
         """Tell the callbacks if a loss that any rank has read is not finite."""
-        everyones = self._everyones_first_non_finite(losses, [])
-        self._report_first_non_finite(losses, metric_name, [first for (first,) in everyones])
+        per_rank = self._first_non_finite_by_rank(losses, [])
+        self._report_first_non_finite(losses, metric_name, [first for (first,) in per_rank])
 
-    def _everyones_first_non_finite(self, losses: LossTracker, numbers: list[int]) -> list[list[int]]:
+    def _first_non_finite_by_rank(self, losses: LossTracker, numbers: list[int]) -> list[list[int]]:
         first_bad = losses.first_non_finite
         return self._context.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
 
-    def _report_first_non_finite(self, losses: LossTracker, metric_name: str, everyones: list[int]) -> None:
-        steps = [step for step in everyones if step >= 0]
+    def _report_first_non_finite(self, losses: LossTracker, metric_name: str, per_rank: list[int]) -> None:
+        steps = [step for step in per_rank if step >= 0]
         if steps:
             losses.first_non_finite = None
             history = self._context.history

@@ -148,7 +148,7 @@ class Saves:
             raise CheckpointError(f"The run is over, but its last save has failed. {error}") from error
 
     def close(self) -> None:
-        """Wait for what is done beside the run after an exception, which must not be hidden by an error of it."""
+        """Wait for background work after an exception, which an error of that work must not hide."""
         for finish in (self.writer.close, *(each.finish for each in self.uploads.values())):
             try:
                 finish()

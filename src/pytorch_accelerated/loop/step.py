@@ -1,8 +1,8 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.update` and `Step.compute` first. Subclasses, in the files beside this one, replace a part; `variants.py`
-chooses among them, once, when the run is created. Hooks are looked up whenever they are called, so that a callback may
-replace one within the run.
+Read `Step.update` and `Step.compute` first. Subclasses in `guarded.py` and `variants.py` replace a part;
+`Training.kind_of_step` chooses one, once, when the run is created. Hooks are looked up whenever they are called, so
+that a callback may replace one within the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Step:
         self._always_completes = context.accelerator.scaler is not None
         scheduling: list[Call] = [(context.trainer, "scheduler_step")] if steps_scheduler else []
         discarding: Call = (context.trainer, "optimizer_zero_grad")
-        # By whether fp16 skips the update: its scaler does not step the optimizer then, but must be called.
+        # Two lists, by whether fp16 skips the update. The optimizer's step is called in both, because the scaler acts
+        # inside of it; the schedule must not advance for an update that changed nothing.
         self._calls = {
             False: [*self.applying(), *scheduling, discarding],
             True: [*self.applying(), discarding],
@@ -71,6 +72,8 @@ class Step:
             else:
                 with context.prepared.accumulating():
                     self.run_batch(micro_batch)
+        # The gradients are those of the whole update now. Usually they have their true size already, because each loss
+        # was multiplied by its share; fp16 and counts that came with the outputs leave a factor.
         is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
         if context.callbacks.acts_at["on_optimizer_step_start"]:
             context.emitter.emit("on_optimizer_step_start")
@@ -94,7 +97,8 @@ class Step:
         """
         trainer, emitter, micro_batch = self.context.trainer, self.context.emitter, self.micro_batch
         hook = trainer.calculate_train_batch_loss
-        # The user may have taken a part of the batch.
+        # The loader knows how many samples the batch has, even where no tensor shows it, as for graphs. If an override
+        # passes on only a part of the batch, the number is no longer true.
         trainer._batch_samples = micro_batch.samples if batch is micro_batch.batch else None
         try:
             output = hook(batch)
@@ -183,6 +187,7 @@ class Step:
             except Exception as error:
                 emitter.explain(error, hook, self.micro_batch.batch)
                 raise
+        # The update is complete. From here to the next batch the run can be saved, stopped or resumed.
         state.updates += 1
         state.updates_in_epoch += 1
         state.samples_in_epoch += self.current.samples
@@ -226,6 +231,7 @@ class Step:
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the optimizer; if the user steps others instead, all that they may train."""
         context = self.context
+        # The optimizer's groups are asked each time, because a callback may add parameters to them, as unfreezing does.
         if context.optimizer is None:
             trained = [parameter for parameter in context.model.parameters() if parameter.requires_grad]
             return [*trained, *trained_outside(context.holder, held_parts(context.holder)).values()]

@@ -31,8 +31,9 @@ from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.states.training_state import frozen
 
-# Losses are read this often. A number of updates, not of seconds: a resumed run must divide its sums at the same
-# places.
+# Losses stay on the device until they are read, all at once, because each read waits for the device. The interval is a
+# number of updates, not of seconds: the last bit of a sum depends on where it is divided, and a resumed run must divide
+# it at the same places.
 UPDATES_BETWEEN_READINGS = 64
 
 _OWN_PARTS = ("_perform_forward_and_backward_passes", "_clip_gradients", "_update_loss_tracker")
@@ -129,7 +130,7 @@ class Training:
         context, requests = self.context, self.requests
         requests.evaluation = requests.defers_saves = False
         if failure is not None:
-            requests.forget()
+            requests.forget()  # a broken model must not replace a good state
         states = [folder for folder, *_ in requests.states]
         try:
             requests.write_states()
@@ -210,7 +211,8 @@ class Training:
     def updates(self, loader: Any) -> Iterator[Update]:
         """The remaining updates of the current epoch."""
         context, state = self.context, self.context.state
-        loader = distributed(context, loader, context.loaders.train_kwargs)  # a callback may have replaced it
+        # A callback may have replaced the loader, or limited it, at the start of the epoch.
+        loader = distributed(context, loader, context.loaders.train_kwargs)
         loader.set_epoch(self.data_epoch)
         if context.left_out:
             loader.leave_out(context.left_out)
@@ -262,11 +264,13 @@ class Training:
         if state.updates_in_epoch % self._updates_between_looks == 0:
             self._look_at_losses()
         if requests.evaluation or requests.states:
+            # A state must not be saved behind a loss that nobody has looked at.
             context.losses.look_for_non_finite()
             context.reports.report(context.losses)
             with context.epoch_clock.paused():
                 requests.act(state)
-        # One process knows whether it is asked; several must agree on that, now and then.
+        # A single process knows whether it is asked to stop. Several must exchange a message, which costs as much as a
+        # small update: after each one only if a callback may stop the run there, else about once a second.
         if context.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
             stopping.stop_if_asked()
 
@@ -296,7 +300,8 @@ class Training:
         if context.state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
         if self.ends_before_data:
-            # Otherwise the losses and metrics of the epoch would begin anew within it, and be recorded twice.
+            # The epoch may be resumed. Means of losses and metrics must continue then, so they are kept before this end
+            # of the pass records and resets them.
             context.reports.complete_records()
             context.states.cut = frozen(context, context.callbacks)
             context.states.cut.state.is_cut = True

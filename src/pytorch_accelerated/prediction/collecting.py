@@ -241,7 +241,7 @@ class CollectedRows(RowBlocks):
         self.add(start, leaves)
 
 
-def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
+def agreed(per_rank: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
     """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
 
     `source` is what the rows come from, for error messages.
@@ -249,7 +249,7 @@ def agreed(everyones: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds,
     Raises:
         DataError: if the kinds differ.
     """
-    known = [(rank, facts) for rank, facts in enumerate(everyones) if facts.kinds]
+    known = [(rank, facts) for rank, facts in enumerate(per_rank) if facts.kinds]
     if not known:
         return {ROOT: (torch.float32, ())}, ROOT
     (first, expected), *further = known

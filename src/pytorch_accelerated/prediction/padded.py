@@ -69,8 +69,8 @@ class PaddedRows:
 
     def finish(self) -> Any:
         """The rows of all processes, structured as they came; None without any. All processes must call it."""
-        everyones = self._ranks.exchange((self._kinds, without_classes(self._structure)))
-        known = [(kinds, structure) for kinds, structure in everyones if kinds]
+        per_rank = self._ranks.exchange((self._kinds, without_classes(self._structure)))
+        known = [(kinds, structure) for kinds, structure in per_rank if kinds]
         if not known:
             return None
         kinds, structure = known[0]

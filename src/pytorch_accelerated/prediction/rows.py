@@ -13,7 +13,7 @@ from pytorch_accelerated.facts.trees import parts_of, rebuilt
 from pytorch_accelerated.ranks.ranks import Ranks
 
 BLOCK_BYTES = 64 * 2**20
-_MOST_BATCHES = 4096  # in a block, since each tensor takes some memory beside its rows
+_MOST_BATCHES = 4096  # in a block, since each tensor takes some memory besides its rows
 ROOT = "predictions"
 
 # By the path of the tensor, for example "predictions['boxes'][0]".
@@ -159,10 +159,10 @@ def put_in_order(
             sizes[rank, place.block] += place.rows
     for block in range(1 + max((block for _, block in sizes), default=-1)):
         mine = blocks.popleft() if blocks else result[:0]
-        everyones = ranks.gather(mine.to(result.dtype), padding)
+        per_rank = ranks.gather(mine.to(result.dtype), padding)
         begins = [0, *itertools.accumulate(sizes[rank, block] for rank in range(ranks.count))]
         for piece, rows in targets[block]:
-            source = everyones.narrow(0, begins[piece.rank] + piece.first, piece.rows)
+            source = per_rank.narrow(0, begins[piece.rank] + piece.first, piece.rows)
             if rows.shape != source.shape:
                 rows.fill_(padding or 0)
             rows[tuple(map(slice, source.shape))] = source

@@ -90,9 +90,9 @@ class StoredPredictionsWriter:
     def finish(self) -> StoredPredictions:
         try:
             self._ranks.do_on_all(self._rows.finish)
-            everyones = self._ranks.exchange((self._rows.facts(), self._files))
-            kinds, structure = agreed([facts for facts, _ in everyones])
-            self._ranks.do_on_first(lambda: self._publish(everyones, kinds, structure))
+            per_rank = self._ranks.exchange((self._rows.facts(), self._files))
+            kinds, structure = agreed([facts for facts, _ in per_rank])
+            self._ranks.do_on_first(lambda: self._publish(per_rank, kinds, structure))
         except BaseException:
             self.abort()
             raise
@@ -105,8 +105,8 @@ class StoredPredictionsWriter:
         name = _block_name(self._ranks.index, len(self._files))
         self._files.append(self._staged.write_file(name, chunks(block)))
 
-    def _publish(self, everyones: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
-        pieces = pieces_in_order([facts.places for facts, _ in everyones])
+    def _publish(self, per_rank: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
+        pieces = pieces_in_order([facts.places for facts, _ in per_rank])
         order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
         files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
         facts = {
@@ -116,7 +116,7 @@ class StoredPredictionsWriter:
             "tensors": kinds,
         }
         _refuse_what_is_there(self._staged.final)  # it may have come in the meantime
-        self._staged.commit(facts, itertools.chain(files, *(theirs for _, theirs in everyones)))
+        self._staged.commit(facts, itertools.chain(files, *(theirs for _, theirs in per_rank)))
 
 
 class StoredPredictions:

@@ -122,7 +122,7 @@ class ModelEma(nn.Module):
 
 
 class ShardedEma:
-    """An exponential moving average of a sharded model, of which each rank averages its own parts.
+    """An exponential moving average of a sharded model. Each rank averages its own parts.
 
     torch cannot copy such a model, so the average takes its place for as long as it is evaluated or saved.
 

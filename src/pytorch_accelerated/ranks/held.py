@@ -87,9 +87,9 @@ def refuse_outside(outside: Mapping[str, torch.Tensor], accelerator: Accelerator
 
     Must be called by all ranks.
     """
-    everyones = ranks.exchange([f"{path} {tuple(each.shape)}" for path, each in outside.items()])
-    if any(own != everyones[0] for own in everyones):
-        owns = "; ".join(f"rank {rank}: {', '.join(own) or 'none'}" for rank, own in enumerate(everyones))
+    per_rank = ranks.exchange([f"{path} {tuple(each.shape)}" for path, each in outside.items()])
+    if any(own != per_rank[0] for own in per_rank):
+        owns = "; ".join(f"rank {rank}: {', '.join(own) or 'none'}" for rank, own in enumerate(per_rank))
         raise ConfigurationError(
             f"The optimizers of the ranks have different parameters that are not the model's ({owns}), but their "
             "gradients are averaged over all ranks. Make the same ones in the same order on every rank."

@@ -60,20 +60,20 @@ class PreparedModel:
         self._forward = getattr(model, "__dict__", {}).get("forward", _MISSING)
         self.model = model
         self.optimizer = optimizer
-        is_cut = has_shards(model)
+        is_sharded = has_shards(model)
         self._hook: RemovableHandle | None = None  # until the model is called
         self.gradient_order: GradientOrder | None = None
-        self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_cut)
+        self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_sharded)
         if not isinstance(model, nn.Module):
             return
         if compile_arguments is not False:
             compile_in_place(model, compile_arguments)
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
-        elif is_replicated(accelerator) or is_cut:
+        elif is_replicated(accelerator) or is_sharded:
             refuse_idle_fp8(accelerator, model)
             # A model sharded by the user exchanges its gradients itself.
-            self.model = accelerator.prepare_model(model, evaluation_mode=is_cut)
+            self.model = accelerator.prepare_model(model, evaluation_mode=is_sharded)
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:

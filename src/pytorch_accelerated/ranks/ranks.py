@@ -236,11 +236,11 @@ class Ranks:
         """
         if self._is_alone:
             return [list(numbers)]
-        everyones = self._tell(_OTHERWISE, numbers[:_NUMBERS_OF_MESSAGE])
+        per_rank = self._tell(_OTHERWISE, numbers[:_NUMBERS_OF_MESSAGE])
         for start in range(_NUMBERS_OF_MESSAGE, len(numbers), _NUMBERS_OF_MESSAGE):
             further = self._tell(_OTHERWISE, numbers[start : start + _NUMBERS_OF_MESSAGE])
-            everyones = [first + rest for first, rest in zip(everyones, further, strict=True)]
-        return everyones
+            per_rank = [first + rest for first, rest in zip(per_rank, further, strict=True)]
+        return per_rank
 
     def from_first(self, value: Any) -> Any:
         """The `value` of rank 0. Small plain values only."""
@@ -273,8 +273,8 @@ class Ranks:
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of `numbers` over the ranks, in float64."""
         bits = np.array(numbers, dtype=np.float64).view(np.int64)
-        everyones = np.array(self.exchange_numbers(bits.tolist())).view(np.float64)
-        return everyones.sum(axis=0).tolist()  # type: ignore[no-any-return]
+        per_rank = np.array(self.exchange_numbers(bits.tolist())).view(np.float64)
+        return per_rank.sum(axis=0).tolist()  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with those of rank 0."""
@@ -355,13 +355,13 @@ class Ranks:
         return [message[2 : 2 + message[1]] for message in messages]
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
-        everyones = self._tell(_GATHER, facts_of(rows, structure))
-        if len({checksum for checksum, *_ in everyones}) > 1:
+        per_rank = self._tell(_GATHER, facts_of(rows, structure))
+        if len({checksum for checksum, *_ in per_rank}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
                 f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}."
             )
-        layout = RowsOfRanks.agreed(everyones, padding_value)
+        layout = RowsOfRanks.agreed(per_rank, padding_value)
         octets = octets_of(layout.padded(rows, padding_value, self.device))
         parts = [torch.empty_like(octets) for _ in range(self.count)]
         if len(octets):

@@ -59,15 +59,15 @@ class SignalWatch:
         if is_interrupt or signal.SIGINT in (self.number, self.agreed):  # perhaps another rank got it
             import_what_exit_imports()
 
-    def agree(self, everyones: Sequence[int]) -> bool:
+    def agree(self, per_rank: Sequence[int]) -> bool:
         """Whether any rank received a signal.
 
         Args:
-            everyones: the `number` of every rank, by rank.
+            per_rank: the `number` of every rank, by rank.
         """
-        for rank, number in enumerate(everyones):
+        for rank, number in enumerate(per_rank):
             if number and not self.agreed:
-                where = f" to rank {rank} of {len(everyones)}" if len(everyones) > 1 else ""
+                where = f" to rank {rank} of {len(per_rank)}" if len(per_rank) > 1 else ""
                 self.agreed, self.reason = number, f"{signal.Signals(number).name} came{where}."
         return bool(self.agreed)
 

@@ -269,7 +269,7 @@ class RunHistory(StepHistory, ABC):
         Args:
             metric_names: the metric or metrics to plot; by default all.
             path: also save the picture there; the suffix determines the format.
-            compare: histories of other runs by name, to be plotted beside this one, which is named "this run".
+            compare: histories of other runs by name, to be plotted next to this one, which is named "this run".
             smoothing: weight of the past, from 0 to below 1, in the mean that smoothes the curve within epochs; the
                 curve as it is stays visible behind it.
             log_scale: whether the axes of losses are logarithmic.

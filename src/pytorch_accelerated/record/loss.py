@@ -42,7 +42,7 @@ class LossTracker:
         self._count = 0.0
         self._last = 0.0
         self.first_non_finite: int | None = None
-        # Of the parts that are not in `_parts`, the number of losses up to their end.
+        # End offsets of parts that are not summed yet, in losses since the beginning.
         self._part_ends: list[int] = []
         self._part_start = 0
         self._part_read = (0.0, 0.0)  # what has been read of the part that has not ended

@@ -134,7 +134,7 @@ def smoothed(values: Iterable[float], weight: float) -> list[float]:
 
 
 def epochs_of_updates(steps: Sequence[StepRecord]) -> list[float]:
-    """The place of each step record, of which there is at least one, in epochs: 1.5 in the middle of the second one.
+    """The place of each step record in epochs; there must be one: 1.5 in the middle of the second one.
 
     An epoch that is not finished counts as one that is as long as the longest of those before.
     """

@@ -432,7 +432,7 @@ class StepRecorder:
         self.grow(updates)
 
     def grow(self, updates: int) -> None:
-        """Choose the interval anew after `updates` of the run, if their final number is unknown."""
+        """Choose the interval again after `updates` of the run, if their final number is unknown."""
         if self._grows:
             self.interval = usual_interval(updates)
 

@@ -72,7 +72,7 @@ class WatchedMetric(NamedTuple):
         """Reject a name that has no value at the end of an epoch.
 
         Names that start with "intermediate_" need no value before the first evaluation within an epoch, nor do those of
-        an evaluation beside the run.
+        an evaluation by another process.
 
         Raises:
             UnknownMetricError: names the metrics that exist.

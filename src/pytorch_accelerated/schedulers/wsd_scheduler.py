@@ -137,7 +137,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         return super().create_scheduler_fn(*lengths, *rates, num_checkpoints, is_continuation_from_checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a saved position. A continuation begins anew, unless a training state of it is resumed."""
+        """Restore a saved position. A continuation starts afresh, unless a training state of it is resumed."""
         super().load_state_dict(state_dict)
         if self.is_continuation_from_checkpoint and not state_dict.get("is_resumed"):
             self.step_update(0)

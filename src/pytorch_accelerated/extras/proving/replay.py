@@ -261,8 +261,8 @@ class Moment(TrainerCallback):
         self._found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
         parts: dict[str, list[Any]] = {"rows": self._rows or [None], "row_losses": self._row_losses}
         for name, own in parts.items():
-            everyones = [part for each in run.ranks.exchange(own) for part in each]
-            self._found[name] = None if None in everyones else [value for part in everyones for value in part]
+            per_rank = [part for each in run.ranks.exchange(own) for part in each]
+            self._found[name] = None if None in per_rank else [value for part in per_rank for value in part]
         raise StopTrainingError(f"Update {self._update} has been replayed.")
 
 
