@@ -211,11 +211,13 @@ def schedule_settings(scheduler: Any) -> list[dict[str, Any]]:
 
     Those of this library and `LambdaLR` do not: a new one has the length that it is made for.
     """
-    if not hasattr(scheduler, "state_dict"):
+    state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else None
+    if not isinstance(state, Mapping):
         return []
     parts = getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
-    state, names = scheduler.state_dict(), set(inspect.signature(type(scheduler)).parameters) - {"last_epoch"}
-    own = {f"{name} of {type(scheduler).__name__}": state[name] for name in sorted(names & state.keys())}
+    given = inspect.signature(type(scheduler)).parameters
+    names = sorted(name for name in given.keys() & state.keys() if not name.startswith("last_"))  # positions
+    own = {f"{name} of {type(scheduler).__name__}": state[name] for name in names}
     plain = {name: value for name, value in own.items() if isinstance(value, (*_PLAIN, list, Counter))}
     return [plain, *(each for part in parts for each in schedule_settings(part))]
 
