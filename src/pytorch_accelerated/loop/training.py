@@ -260,7 +260,8 @@ class Training:
             self._train_again()
         context, requests = self.context, self.requests
         state, stopping = context.state, context.stopping
-        stopping.end_startup()
+        if stopping.startup_seconds is None:
+            stopping.end_startup()
         if state.updates_in_epoch % self._updates_between_looks == 0:
             self._look_at_losses()
         if requests.evaluation or requests.states:
