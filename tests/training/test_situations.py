@@ -489,7 +489,8 @@ def test_a_schedule_that_a_state_brings_along_is_told_before_the_first_update(
 ) -> None:
     folder, state = tmp_path / "run", stop_at(face, tmp_path / "run", 3)
     Run(face, folder, state).train(Rows(24), 1, schedule=lambda optimizer: make(optimizer, 6))
-    resumed, options = Run(face, folder), {"schedule": lambda optimizer: make(optimizer, 12), "resumes": True}
+    options: dict[str, Any] = {"schedule": lambda optimizer: make(optimizer, 12), "resumes": True}
+    resumed = Run(face, folder)
     if told is None:
         resumed.train(Rows(24), 2, **options)
         expected = [0.05 * (1 - update / 12) for update in range(4, 12)]
