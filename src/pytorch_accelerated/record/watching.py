@@ -71,8 +71,8 @@ class WatchedMetric(NamedTuple):
     def check_recorded(self, history: RunHistory, ranks: Ranks) -> None:
         """Reject a name that has no value at the end of an epoch.
 
-        Names that start with ``intermediate_`` need no value before the first evaluation within an epoch, nor do those of
-        an evaluation by another process.
+        Names that start with ``intermediate_`` need no value before the first evaluation within an epoch, nor do those
+        of an evaluation by another process.
 
         Raises:
             UnknownMetricError: names the metrics that exist.
