@@ -561,8 +561,8 @@ class Trainer(TrainerHooks):
 
         Args:
             train_dataset: the training data.
-            updates: how many to train; best so many that an epoch ends among them. Without `num_epochs` or
-                `max_num_train_steps`, it is also the length of the run for schedules.
+            updates: how many to train, in short epochs, of which several end if the run has several. Without
+                `num_epochs` or `max_num_train_steps`, it is also the length of the run for schedules.
             factory: makes the run again in other processes: a function of a module or script, without arguments, that
                 returns a new trainer and its arguments of `train`, or the place of one, such as
                 ``"train.py:make_run"``. Without it, they get a copy of this trainer, if it is a plain `Trainer`.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import ModelEmaCallback, TrainerCallback
+from pytorch_accelerated.callbacks import LimitBatchesCallback, LogMetricsCallback, ModelEmaCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.extras.proving import Check, Proof
 from pytorch_accelerated.extras.proving.trace import digest
@@ -304,6 +304,21 @@ def test_what_cannot_be_checked_is_said() -> None:
     rows = {row.check: row for row in trainer.prove(**{**arguments, "updates": 2}).rows}
     assert rows[HALVES] == (HALVES, "not checked", None, "a batch of 3 has no halves")
     assert "Own may need other arguments than a `Trainer`: pass `factory`" in rows[KILLED].culprit
+
+
+def test_what_no_row_is_about_is_said_too() -> None:
+    trainer, arguments = run(None, LogMetricsCallback(), LimitBatchesCallback(3), per_device_batch_size=2)
+    proof = trainer.prove(**arguments)
+    said = "\n".join(proof.not_checked)
+    for words in (
+        "after update 6, in epoch 2",
+        "more than 3 batches",
+        "no `eval_dataset`",
+        "files: LogMetricsCallback",
+    ):
+        assert words in said
+    assert proof.to_json()["not_checked"] == list(proof.not_checked)
+    assert f"not checked: {proof.not_checked[0]}" in str(proof)
 
 
 def test_what_fails_with_other_batches_is_not_checked() -> None:

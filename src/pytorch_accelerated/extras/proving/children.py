@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import LimitBatchesCallback, TrainerCallback
 from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.extras.looking.rehearsal import taking_part
 from pytorch_accelerated.extras.proving.factory import make_run
@@ -40,6 +40,12 @@ _REMEDY = "pass `factory`, a function of a module or a script that returns a new
 
 class NotCheckedError(PytorchAcceleratedError):
     """Something cannot be checked."""
+
+
+class ShortEpochs(LimitBatchesCallback):
+    """A limit that says nothing, beside any of the user's own."""
+
+    _source = None
 
 
 class Saving(TrainerCallback):
@@ -77,6 +83,7 @@ class Job:
         folder: for them.
         settings: arguments of `train` besides those that it makes itself.
         last_update: it stops after this one.
+        num_batches: of an epoch and of an evaluation, at most.
         killed_in: it saves each update in a folder of its name, and kills itself within this one; None for never.
         num_threads: of torch.
         script: that may define what the payload consists of; None if there is none.
@@ -87,6 +94,7 @@ class Job:
     folder: Path
     settings: Mapping[str, Any]
     last_update: int
+    num_batches: int
     killed_in: int | None = None
     num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
     script: Path | None = dataclasses.field(default_factory=lambda: _script())
@@ -171,7 +179,7 @@ def work(path: str) -> None:
         def write() -> None:
             job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
 
-        callbacks = taking_part(trainer.callback_handler)
+        callbacks = [*taking_part(trainer.callback_handler), ShortEpochs(job.num_batches)]
         if job.killed_in is not None:
             callbacks += [Saving(job.folder / job.name), _Killed(job.killed_in, write)]
         trainer.callback_handler.callbacks = [*callbacks, trace]

@@ -20,6 +20,7 @@ from pytorch_accelerated.extras.proving.trace import (
     PARTS,
     ROW_CHARACTERS,
     SCHEDULED,
+    TIMES,
     Parting,
     Trace,
     UpdateTrace,
@@ -44,7 +45,6 @@ Records = dict[tuple[str, int, int], dict[str, Any]]  # by kind, where they begi
 
 _POSITION = ("updates", "epochs", "samples_in_epoch")
 _STEP_FIELDS = ("samples", "train_loss", "learning_rates", "gradient_norm")
-_TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
 _NOT_COMPARED = ("run", "extra")  # parts of states with times, and with entries of the user's own
 _DESCRIBED = "described"
 _PLACES = ("host", "folder")  # in the environment of a run
@@ -233,7 +233,7 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
     if first is not None and make is not None:
         a_again, gives_a = _trained(one, make_a or make, start, first)
         b_again, gives_b = _trained(other, make_b or make, start, first)
-        parting = first_parting(a_again.values(), b_again.values())
+        parting = first_parting(a_again.values(), b_again.values(), list(PARTS)[2:])  # an evaluation may be before it
         more |= {"trained_from": start[0] if start else 0, "is_reproduced": (gives_a, gives_b), "parting": parting}
         if parting is not None:
             parted = a_again[parting.update], b_again[parting.update]
@@ -288,7 +288,7 @@ def _records_of(history: RunHistory) -> Records:
         found["step", start, step.update] = {name: getattr(step, name) for name in _STEP_FIELDS}
         start = step.update
     for metric in history.records:
-        if metric.is_scalar and not _TIMES.search(metric.name):
+        if metric.is_scalar and not TIMES.search(metric.name):
             found.setdefault(("metric", metric.epoch, metric.update), {})[metric.name] = metric.value
     return found
 

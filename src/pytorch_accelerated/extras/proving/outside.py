@@ -6,9 +6,11 @@ import contextlib
 import copy
 import functools
 import itertools
+import sys
 import types
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_ITERATORS = (itertools.count, itertools.cycle)  # that can be copied
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
 _FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
@@ -35,8 +38,11 @@ _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
 # Whose attributes decide about a part of an update, and what to do about one that is lost.
 _BY_DATA = ("dataset", "sampler", "batch_sampler", "collate function")
-_BY_STEP = ("model", "loss function", "trainer", "callback")
+_BY_STEP = ("model", "loss function", "trainer", "callback", "hook")
 _DECIDES = {
+    "evaluation": ("evaluation dataset", "evaluation sampler", *_BY_STEP),
+    "metrics": ("callback", "trainer"),
+    "weights": ("callback", "trainer"),
     "rows": _BY_DATA,
     "batch": _BY_DATA,
     "losses": _BY_STEP,
@@ -48,9 +54,11 @@ _DECIDES = {
 _SEEDED = "draw from torch, numpy or random instead, which are seeded for each batch"
 _REMEDIES = {
     "dataset": "make the row a function of its index, or draw from torch, numpy or random",
+    "evaluation dataset": "make the row a function of its index, or draw from torch, numpy or random",
     "sampler": "make the order a function of the epoch, in `set_epoch`",
     "callback": "give the callback `state_dict` and `load_state_dict` with it",
     "model": "register it as a buffer",
+    "hook": "keep it in a buffer of the model",
     "loss function": "make the loss function a module, and this a buffer of it",
     "trainer": "move it to a callback with `state_dict` and `load_state_dict`",
     "optimizer": "keep it in the optimizer's `state` or `param_groups`, and these in its `state_dict`",
@@ -66,7 +74,7 @@ class Place(NamedTuple):
         root: the object in words, such as "the callback EveryFive".
         text: the place in words, such as "`count` of the callback EveryFive".
         value: what is there.
-        put: assigns another value; None where that is an attribute of an object, or an item of a container.
+        put: assigns another value; None for an item of a container.
     """
 
     role: str
@@ -84,10 +92,12 @@ class Outside:
 
     Attributes:
         places: all that have been found, by their texts.
+        carried: values that `carry` has copied, by the texts of their places.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.places: dict[str, Place] = {}
+        self.carried: dict[str, Any] = {}
         self._arguments = arguments
 
     def __call__(self, trainer: Trainer) -> dict[str, str]:
@@ -101,35 +111,67 @@ class Outside:
         elsewhere = set(trainer.get_model().modules())
         for place in self._walk(trainer):
             if place.put is not None:
-                before.call(place.put, place.value)
+                before.call(place.put, _copied(place.value) if isinstance(place.value, _ITERATORS) else place.value)
             if isinstance(place.value, nn.Module):
                 _keep_module(before, place.value, is_kept_elsewhere=place.value in elsewhere)
-            else:
+            elif not isinstance(place.value, type):
                 before.object(place.value)
                 _keep_contents(before, place.value)
 
-    def culprits(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: set[str], when: str) -> list[str]:
-        """Sentences about what differs between two runs before an update, of which a `part` then differs too.
+    def carry(self, trainer: Trainer) -> None:
+        """Copy what is there now."""
+        self.carried = {}
+        for place in self._walk(trainer):
+            with contextlib.suppress(Exception):  # what cannot be copied is not tried out
+                if _is_comparable(place.value):
+                    self.carried[place.text] = place, copy.deepcopy(place.value)
+
+    def put_back(self, trainer: Trainer, text: str) -> None:
+        """Put what was carried where it was."""
+        place, value = self.carried[text]
+        if place.put is not None:
+            place.put(copy.deepcopy(value))
+        elif isinstance(value, torch.Tensor):
+            place.value.copy_(value)
+
+    def differing(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: Collection[str]) -> list[str]:
+        """The texts of places that differ between two runs before an update, of which a `part` then differs too.
 
         Args:
             part: one of `trace.PARTS`.
             one: the update in the uninterrupted run.
             other: the same in the other run.
             ignored: texts of places that differ anyway.
-            when: completes "was 4 in the uninterrupted run and 0 ...".
         """
-        texts = dict.fromkeys([*one.outside, *other.outside])
-        values = {text: (one.outside.get(text, _ABSENT), other.outside.get(text, _ABSENT)) for text in texts}
-        differing = [text for text, (first, second) in values.items() if first != second and text not in ignored]
-        places = [self.places.get(text, Place("optimizer", "", text, None)) for text in differing]
-        chosen = [each for each in places if each.role in _DECIDES.get(part, ())] or places
-        return [_sentence(each, *values[each.text], when) for each in chosen][:_MOST_NAMED]
+        for first, second in _pairs(one, other):
+            texts = dict.fromkeys([*first, *second])
+            differing = [each for each in texts if first.get(each) != second.get(each) and each not in ignored]
+            if differing:
+                return [each for each in differing if self._place(each).role in _DECIDES.get(part, ())] or differing
+        return []
+
+    def moves_with_batches(self, text: str) -> bool:
+        """Whether what is there belongs to forward and backward passes."""
+        return self._place(text).role not in ("callback", *_BY_DATA)
+
+    def sentences(self, texts: Iterable[str], one: UpdateTrace, other: UpdateTrace, when: str) -> list[str]:
+        """What to say about places that differ; `when` completes "was 4 in the uninterrupted run and 0 ..."."""
+        found = []
+        for text in texts:
+            pairs = [(first.get(text, _ABSENT), second.get(text, _ABSENT)) for first, second in _pairs(one, other)]
+            values = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+            found.append(_sentence(self._place(text), *values, when))
+        return found
+
+    def _place(self, text: str) -> Place:
+        return self.places.get(text, Place("optimizer", "", text, None))
 
     def _walk(self, trainer: Trainer) -> Iterator[Place]:
         """Every place once."""
-        seen: set[int] = {id(trainer.run_context)}
+        seen: set[Any] = {id(trainer.run_context)}
         roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
-        places = (_within(Place(role, text, text, root), seen) for role, text, root in roots if root is not None)
+        named = itertools.chain(roots, _hooks_of(trainer.get_model()))
+        places = (_within(Place(role, text, text, root), seen) for role, text, root in named if root is not None)
         return itertools.islice(itertools.chain.from_iterable(places), _MAX_PLACES)
 
     def _roots(self, trainer: Trainer) -> Iterator[tuple[str, Any]]:
@@ -139,29 +181,47 @@ class Outside:
         yield "dataset", getattr(loader, "dataset", loader) if isinstance(loader, DataLoader) else loader
         for name in ("sampler", "batch_sampler", "collate_fn"):
             yield name.replace("collate_fn", "collate function"), getattr(loader, name, None)
-        yield "evaluation dataset", arguments.get("eval_dataset")
+        evaluated = arguments.get("eval_dataset")
+        for each in evaluated.values() if isinstance(evaluated, Mapping) else [evaluated]:
+            yield "evaluation dataset", getattr(each, "dataset", each) if isinstance(each, DataLoader) else each
         yield "collate function", arguments.get("collate_fn")
         for name, value in (arguments.get("train_dataloader_kwargs") or {}).items():
             yield ("collate function" if name == "collate_fn" else "sampler"), value
+        for value in (arguments.get("eval_dataloader_kwargs") or {}).values():
+            yield "evaluation sampler", value
         yield from (("callback", callback) for callback in trainer.callback_handler)
-        yield "loss function", trainer.loss_func
+        loss_func = trainer.loss_func
+        yield from (("loss function", each) for each in _modules_of(loss_func) or [loss_func])
         yield from (("model", module) for module in trainer.get_model().modules())
         yield from (("optimizer", each) for each in _optimizers_of(trainer))
         yield from (("scheduler", each) for each in (arguments.get("create_scheduler_fn"), trainer.scheduler))
 
 
-def _within(place: Place, seen: set[int], depth: int = 0) -> Iterator[Place]:
+def _pairs(one: UpdateTrace, other: UpdateTrace) -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
+    return (one.outside, other.outside), (one.left, other.left)
+
+
+def differing_in(runs: Iterable[tuple[UpdateTrace, UpdateTrace]]) -> set[str]:
+    """The texts of all places that differ anywhere between two runs."""
+    return {text for pair in runs for first, second in _pairs(*pair) for text, _ in first.items() ^ second.items()}
+
+
+def _within(place: Place, seen: set[Any], depth: int = 0) -> Iterator[Place]:
     """The place and those below it."""
     value = place.value
     if isinstance(value, (torch.Tensor, np.ndarray)) and np.prod(value.shape) > _MAX_NUMBERS:
         return
     is_foreign = type(value).__module__.startswith(_FOREIGN) and not isinstance(value, nn.Module)
-    if is_foreign or isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+    is_foreign |= isinstance(value, (type, types.FunctionType)) and not _is_users(value)
+    if is_foreign or isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return
-    is_first = isinstance(value, PLAIN) or id(value) not in seen
-    if not is_first or depth > _MAX_DEPTH:
+    key: Any = id(value)
+    if isinstance(value, PLAIN):  # which is one object for all; but a class is found by itself and through its objects
+        put: Any = place.put
+        key = (id(put.args[0]), put.args[1]) if getattr(put, "func", None) is setattr else None
+    if depth > _MAX_DEPTH or (key is not None and key in seen):
         return
-    seen.add(id(value))
+    seen.add(key)
     yield place
     if isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray)):
         return
@@ -179,13 +239,21 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
         return
     yield from ((f"{place}.{name}", getattr(value, name), None) for name in _CALLS.get(type(value), ()))
     if isinstance(value, types.FunctionType):
-        yield from _variables_of(value)
-    own = getattr(value, "__dict__", {})
-    yield from ((f"`{name}` of {owner}", each, None) for name, each in own.items() if name not in _left_out(value))
-    for kind in type(value).__mro__:
-        if kind.__module__.partition(".")[0] in _LIBRARIES:
-            continue
+        yield from _variables_of(value, place if " hook " in place else value.__qualname__)
+    is_kind = isinstance(value, type)
+    own = {} if is_kind else getattr(value, "__dict__", {})
+    for name, each in own.items():
+        if name not in _left_out(value):
+            yield f"`{name}` of {owner}", each, functools.partial(own.__setitem__, name)
+    for name in getattr(value, "_non_persistent_buffers_set", ()):
+        yield f"`{name}`, a non-persistent buffer of {owner},", getattr(value, name), None
+    if is_kind:
+        owner = (
+            f"the {'autograd function' if issubclass(value, torch.autograd.Function) else 'class'} {_name_of(value)}"
+        )
+    for kind in filter(_is_users, (value if is_kind else type(value)).__mro__):
         for name, each in vars(kind).items():
+            each = getattr(each, "__func__", each)  # of a static method
             if isinstance(each, types.FunctionType):
                 yield place, each, None
             elif not (name.startswith("__") or name in own) and _is_comparable(each):
@@ -199,18 +267,61 @@ def _left_out(value: Any) -> set[str]:
     return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
 
 
-def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
+def _hooks_of(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """The user's hooks on a model and its parameters: role, what it is in words, and the hook."""
+    kinds = {"_forward_pre_hooks": "forward", "_forward_hooks": "forward"}
+    kinds |= {"_backward_pre_hooks": "gradient", "_backward_hooks": "gradient"}
+    kinds |= {"_post_accumulate_grad_hooks": "gradient"}
+    owners = [(f"module {name or _name_of(each)}", each) for name, each in model.named_modules()]
+    for owner, part in [*owners, *((f"parameter {name}", each) for name, each in model.named_parameters())]:
+        for name, kind in kinds.items():
+            for hook in (getattr(part, name, None) or {}).values():
+                yield "hook", f"the {kind} hook {_name_of(hook)} of the {owner}", hook
+
+
+def _is_users(value: Any) -> bool:
+    """Whether a class or function is not one of a library."""
+    return not _is_library(str(value.__module__).partition(".")[0])
+
+
+@functools.cache
+def _is_library(name: str) -> bool:
+    file = str(getattr(sys.modules.get(name), "__file__", ""))
+    return name in _LIBRARIES or name in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+
+
+def _modules_of(value: Any) -> list[nn.Module]:
+    return list(value.modules()) if isinstance(value, nn.Module) else []
+
+
+def _variables_of(
+    function: types.FunctionType, owner: str
+) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
     """The variables of enclosing functions and of the module that a function uses."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        text = f"`{name}`, a variable of {function.__qualname__},"
+        text = f"`{name}`, a variable of {owner},"
         with contextlib.suppress(ValueError):  # it may have no value yet
             yield text, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
     module = function.__globals__
-    owner = str(module.get("__name__")).replace("__mp_main__", "__main__")
+    script = str(module.get("__name__")).replace("__mp_main__", "__main__")
     for name in _names_in(function.__code__):
-        if name in module and isinstance(module[name], (*PLAIN, *GENERATORS, *_CONTAINERS, itertools.count)):
-            text = f"`{name}`, a variable of the module {owner},"
+        if name in module and _may_keep_something(module[name]):
+            text = f"`{name}`, a variable of the module {script},"
             yield text, module[name], functools.partial(module.__setitem__, name)
+
+
+def _may_keep_something(value: Any) -> bool:
+    """Whether a variable of a module is the user's to change."""
+    kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
+    return isinstance(value, (*_CONTAINERS, types.SimpleNamespace)) or _is_comparable(value) or _is_users(kind)
+
+
+def _copied(iterator: Any) -> Any:
+    """A copy that goes on by itself; the iterator, where Python cannot copy it."""
+    with contextlib.suppress(TypeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return copy.copy(iterator)
+    return iterator
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -247,10 +358,15 @@ def _is_comparable(value: Any) -> bool:
     if isinstance(value, _CONTAINERS):
         items = itertools.chain(value, value.values() if isinstance(value, dict) else ())
         return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
-    return isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray, itertools.count))
+    if isinstance(value, torch.Tensor):
+        return value.is_leaf  # others are computed when they are needed
+    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, np.ndarray))
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, itertools.cycle):
+        copied = _copied(value)
+        return "a cycle" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
     if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
         return f"<{digest(value)}>"
     text = repr(value)
@@ -262,6 +378,8 @@ def _sentence(place: Place, one: str, other: str, when: str) -> str:
     if isinstance(place.value, GENERATORS):
         remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
         return f"{text} is a generator of its own, which no state saves: {remedy}"
+    if "non-persistent" in text:
+        remedy = "register it with `persistent=True`"
     if one.startswith("<") or other.startswith("<"):
         return f"{text} was another one {when}: {remedy}"
     values = [each.partition(" <")[0] for each in (one, other)]
@@ -287,8 +405,13 @@ def _keep_module(before: Kept, module: nn.Module, *, is_kept_elsewhere: bool) ->
     """Keep the plain attributes of a module, but not what wrappers replace; and the tensors of one of the user's."""
     names = vars(module).keys() - _OF_MODULES
     own = {name: vars(module)[name] for name in names}
-    before.call(lambda: [delattr(module, name) for name in vars(module).keys() - _OF_MODULES - names])
-    before.call(vars(module).update, own)
+
+    def restore() -> None:
+        for name in vars(module).keys() - _OF_MODULES - names:
+            delattr(module, name)
+        vars(module).update(own)
+
+    before.call(restore)
     if not is_kept_elsewhere:
         trained = (each for each in module.parameters(recurse=False) if each.requires_grad)
         before.tensors(each for each in (*trained, *module.buffers(recurse=False)) if each.is_contiguous())

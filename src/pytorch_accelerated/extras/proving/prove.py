@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.extras.looking.rehearsal import refuse
+from pytorch_accelerated.extras.looking.rehearsal import refuse, taking_part
 from pytorch_accelerated.extras.proving import children
 from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
-from pytorch_accelerated.extras.proving.outside import Outside
+from pytorch_accelerated.extras.proving.outside import Outside, differing_in
 from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
-from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Trace, UpdateTrace, first_parting
+from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace, first_parting
 from pytorch_accelerated.facts import LIMITS, check_positive_count
 from pytorch_accelerated.loop import overrides
 from pytorch_accelerated.record.text import aligned
@@ -43,6 +44,7 @@ _BY_ITSELF = {
 _CLOCK = "it depends on a clock, or another source of its own"
 _UNKNOWN = "it depends on something that no state saves, and that is no attribute or variable of your objects"
 _SECONDS_OF_CHILD = 120
+_UPDATES_OF_EPOCH, _MOST_NAMED, _MOST_TRIED = 3, 3, 12
 
 
 class Check(NamedTuple):
@@ -52,7 +54,7 @@ class Check(NamedTuple):
         check: what was done.
         verdict: "same bits", "equal to rounding", "difference", "known difference" (batch statistics) or "not checked".
         update: the first one that differs; None if none does.
-        culprit: what differs, and why; or why it was not checked.
+        culprit: what differs, and why; what a resume loses without an effect so far; or why it was not checked.
     """
 
     check: str
@@ -68,10 +70,12 @@ class Proof:
     Attributes:
         updates: how many were trained.
         rows: the checks.
+        not_checked: what was not, besides the rows that say so.
     """
 
     updates: int
     rows: tuple[Check, ...]
+    not_checked: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -80,12 +84,15 @@ class Proof:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
-        return {"updates": self.updates, "is_exact": self.is_exact, "rows": [row._asdict() for row in self.rows]}
+        rows = [row._asdict() for row in self.rows]
+        facts = {"updates": self.updates, "is_exact": self.is_exact, "rows": rows}
+        return {**facts, "not_checked": list(self.not_checked)}
 
     def __repr__(self) -> str:
         shown = [(f"  {row.check}", row.verdict, str(row.update or ""), row.culprit) for row in self.rows]
         head = f"{self.updates} updates, trained uninterrupted and in {len(self.rows)} other ways:"
-        return "\n".join([head, *aligned([("  ", "verdict", "update", "why"), *shown], [2])])
+        missing = [f"  not checked: {each}" for each in self.not_checked]
+        return "\n".join([head, *aligned([("  ", "verdict", "update", "why"), *shown], [2]), *missing])
 
 
 def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, given: Mapping[str, Any]) -> Proof:
@@ -103,7 +110,30 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     with tempfile.TemporaryDirectory(prefix="prove-") as folder:
         proving = _Proving(trainer, arguments, updates, Path(folder))
         rows = tuple(proving.checks(factory))
-    return Proof(len(proving.reference), rows)
+    return Proof(len(proving.reference), rows, tuple(proving.not_checked()))
+
+
+class _Carrying(TrainerCallback):
+    """Copies what the user's objects keep after each update; or puts one thing back at the start of a run.
+
+    Args:
+        outside: finds and keeps it.
+        text: what is put back; None to copy.
+    """
+
+    takes_part_in_preflight = False
+
+    def __init__(self, outside: Outside, text: str | None = None) -> None:
+        self._outside, self._text = outside, text
+
+    @torch.no_grad()
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self._text is not None:
+            self._outside.put_back(trainer, self._text)
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self._text is None:
+            self._outside.carry(trainer)
 
 
 class _Proving:
@@ -120,7 +150,13 @@ class _Proving:
         self._trainer, self._arguments, self._folder = trainer, arguments, folder
         self._outside = Outside(arguments)
         self._settings: dict[str, Any] = {}
+        given = (arguments.get(name) for name in ("num_epochs", "gradient_accumulation_steps"))
+        epochs, steps = (each if isinstance(each, int) and each > 0 else None for each in given)
+        # Several epochs end, with evaluations, if the run has several.
+        self._limit = max(_UPDATES_OF_EPOCH, -(-updates // (epochs or updates))) * (steps or 1)
         self._ignored: set[str] = set()
+        self._unsteady: set[str] = set()  # metrics that differ in each run, as times do
+        self._causes: list[str] = []  # what a resume loses and had an effect
         self._has_halves = True
         self._fault = ""  # of the very same run, done again
         self._first, began = FirstUpdate(), time.perf_counter()
@@ -151,14 +187,32 @@ class _Proving:
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
     def _train(
-        self, last_update: int, first: FirstUpdate | None = None, *, states: str = "", state: Any = None, **changes: Any
+        self,
+        last_update: int,
+        first: FirstUpdate | None = None,
+        *others: TrainerCallback,
+        states: str = "",
+        state: Any = None,
+        cut: int = 1,
+        **changes: Any,
     ) -> list[UpdateTrace]:
-        """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states."""
+        """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states.
+
+        Args:
+            last_update: the run stops after it.
+            first: what to complete in the first update.
+            others: further callbacks.
+            states: a folder for its states.
+            state: it begins there.
+            cut: into how many parts batches are cut.
+            changes: to the arguments of `train`.
+        """
         trainer, trace = self._trainer, Trace(last_update, self._outside, first)
         arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
+        watching = [children.ShortEpochs(self._limit * cut), *saving, *others, trace]
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with trained_again(trainer, arguments, state, *saving, trace):
+            with trained_again(trainer, arguments, state, *watching):
                 settings, updates = trainer.run_context.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
@@ -166,24 +220,35 @@ class _Proving:
 
     def _compared(self, updates: list[UpdateTrace], when: str, unknown: str = "") -> Check:
         """The verdict on a run that must have the same bits; `unknown` says what may be wrong if nothing is found."""
-        parting = first_parting(self.reference, updates)
+        parting = self._parting(updates)
         if parting is None:
             expected, trained = ([each.update for each in run] for run in (self.reference, updates))
             wrong = f"it trained the updates {trained} instead of {expected}" if trained != expected else ""
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
-        found = self._outside.culprits(parting.part, one, other, self._ignored, when)
+        texts = self._outside.differing(parting.part, one, other, self._ignored)
+        texts = [text for text in texts if text in self._causes] or texts
+        found = self._outside.sentences(texts[:_MOST_NAMED], one, other, when)
         reason = "; ".join(found) or self._fault or unknown or _BY_ITSELF.get(parting.part, _CLOCK)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
+    def _parting(self, updates: list[UpdateTrace]) -> Parting | None:
+        """Where a run parts from the uninterrupted one."""
+
+        def steady(each: UpdateTrace) -> UpdateTrace:
+            return each._replace(metrics={name: each.metrics[name] for name in each.metrics.keys() - self._unsteady})
+
+        return first_parting(map(steady, self.reference), map(steady, updates))
+
     def _again(self) -> Check:
-        updates = self._train(self._last)
+        updates = self._train(self._last, states="again")
+        pairs = zip(self.reference, updates, strict=False)
+        self._unsteady = {name for one, other in pairs for name, _ in one.metrics.items() ^ other.metrics.items()}
         check = self._compared(updates, "when it was trained again")
         if check.verdict == DIFFERENCE:
             self._fault = check.culprit.partition(": ")[2]
         else:  # what differs now does no harm
-            pairs = zip(self.reference, updates, strict=True)
-            self._ignored = {text for one, other in pairs for text, _ in one.outside.items() ^ other.outside.items()}
+            self._ignored = differing_in(zip(self.reference, updates, strict=True))
         return check
 
     def _resumed(self) -> Check:
@@ -191,9 +256,55 @@ class _Proving:
         for update in range(1, self._last + 1):
             updates += self._train(update, state=state, states="resumed")
             state = self._folder / "resumed" / str(update)
-            if first_parting(self.reference, updates) is not None:
+            if self._parting(updates) is not None:
                 break
-        return self._compared(updates, "after the resume", _UNKNOWN)
+        self._causes = self._with_an_effect(updates)
+        self._ignored -= set(self._causes)
+        check = self._compared(updates, "after the resume", _UNKNOWN)
+        return check._replace(culprit=self._lost(updates)) if check.verdict == SAME else check
+
+    def _with_an_effect(self, resumed: list[UpdateTrace]) -> list[str]:
+        """What a resume loses that changes the last of its updates when it is put back."""
+        parting = self._parting(resumed)
+        if parting is None or parting.update == 1 or self._fault:
+            return []
+        one, other, before = self.reference[parting.update - 1], resumed[-1], parting.update - 1
+        texts = self._outside.differing(parting.part, one, other, self._ignored)
+        if len(texts) == 1:
+            return texts
+        tried = texts or self._outside.differing(parting.part, one, other, ())
+        self._train(before, None, _Carrying(self._outside))
+
+        def matters(text: str) -> bool:
+            if text not in self._outside.carried:
+                return True
+            state = self._folder / "resumed" / str(before)
+            changed = self._train(before + 1, None, _Carrying(self._outside, text), state=state)
+            return first_parting([other], changed) is not None
+
+        return [text for text in tried[:_MOST_TRIED] if matters(text)] or texts
+
+    def _lost(self, resumed: list[UpdateTrace]) -> str:
+        """What a resume loses without an effect so far."""
+        for one, other in zip(reversed(self.reference), reversed(resumed), strict=True):
+            names = (one.outside.keys() & other.outside.keys()) - self._ignored
+            texts = sorted(name for name in names if one.outside[name] != other.outside[name])
+            if texts:
+                found = self._outside.sentences(texts[:_MOST_NAMED], one, other, "after the resume")
+                return f"without an effect in these updates, a resume loses something: {'; '.join(found)}"
+        return ""
+
+    def not_checked(self) -> Iterator[str]:
+        """What the rows are not about."""
+        context, callbacks = self._trainer.run_context, self._trainer.callback_handler
+        left_out = [type(each).__name__ for each in callbacks if each not in taking_part(callbacks)]
+        yield f"what happens only after update {self._last}, in epoch {self.reference[-1].epoch} of this rehearsal"
+        yield f"epochs with more than {self._limit} batches, where training and evaluation were cut"
+        if self._arguments.get("eval_dataset") is None:
+            yield "an evaluation: there is no `eval_dataset`"
+        if left_out:
+            yield f"callbacks that print or write files: {', '.join(left_out)}"
+        yield f"other devices than {context.accelerator.device.type}, and more than two processes"
 
     def _with_workers(self, workers: int) -> Check:
         data, given = self._arguments["train_dataset"], self._arguments.get("train_dataloader_kwargs") or {}
@@ -210,8 +321,8 @@ class _Proving:
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
         unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
-        updates = self._train(self._last, **changes)
-        return self._compared(updates, f"with {workers} workers", unknown)
+        updates = self._train(self._last, states="workers", **changes)  # a save may read rows, too
+        return self._compared(updates, f"with {workers} workers", unknown if workers else "")
 
     def _halved(self) -> dict[str, Any]:
         """The arguments of updates that are cut in two."""
@@ -232,7 +343,7 @@ class _Proving:
 
     def _in_halves(self) -> Check:
         steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        (update,) = self._train(1, cut, **self._halved(), gradient_accumulation_steps=2 * steps)
+        (update,) = self._train(1, cut, **self._halved(), cut=2, gradient_accumulation_steps=2 * steps)
         self._has_halves = update.batch == self.reference[0].batch
         self._halved()
         return self._compared_to_rounding(cut)
@@ -246,9 +357,15 @@ class _Proving:
         distance = (difference / (sum(float(each.square().sum()) for each in whole.values()) or 1)) ** 0.5
         if distance <= self._tolerance:
             return Check("", ROUNDING)
+        if self._fault:
+            raise NotCheckedError(f"the very same run, done again, differs: {self._fault}")
         if self._first.statistics:
             who = ", ".join(self._first.statistics)
             return Check("", KNOWN, 1, f"batch statistics: {who} normalises each batch by its own mean and variance")
+        moved = [text.rstrip(",") for text in self._first.moved if self._outside.moves_with_batches(text)]
+        if moved:
+            who = ", ".join(moved[:_MOST_NAMED])
+            return Check("", KNOWN, 1, f"each batch changes {who}, and there are twice as many")
         reason = "the loss is no mean over the rows of a batch, or the model relates them to each other"
         return Check("", DIFFERENCE, 1, f"the gradients, by {distance:.1g} of their norm: {reason}")
 
@@ -265,13 +382,14 @@ class _Proving:
     def _job(self, factory: Any, name: str, last_update: int, killed_in: int | None = None, **settings: Any) -> Job:
         payload = children.payload_of(self._trainer, self._arguments, factory)
         settings = {**self._settings, "resume_from": self._folder / "whole" / "0", **settings}
-        return Job(payload, name, self._folder, settings, last_update, killed_in)
+        return Job(payload, name, self._folder, settings, last_update, self._limit, killed_in)
 
     def _killed(self, factory: Any) -> Check:
         job = self._job(factory, "killed", self._last, killed_in=self._last // 2 + 1)
         before, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
         after: list[UpdateTrace] = []
-        if first_parting(self.reference, before) is None:
+        if self._parting(before) is None:
+            self._ignored |= differing_in(zip(self.reference, before, strict=False))
             job = self._job(factory, "continued", self._last, resume_from=self._folder / "killed")
             after, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
         return self._compared([*before, *after], "in a new process", _ORDER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 _SHOWN = (*PLAIN, torch.dtype, torch.device)
 ROW_CHARACTERS = 16  # of a digest in the contents of a batch
+TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
 SCHEDULED = {"initial_lr", "base_lrs", "base_values"}  # what counts is what a schedule makes of them
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -36,6 +38,8 @@ class UpdateTrace(NamedTuple):
     Attributes:
         update: counted from 1.
         epoch: counted from 1.
+        evaluation: what has been evaluated since the update before, and what came out.
+        metrics: what was recorded since then, by name; empty if nobody asks for it.
         weights: parameters and buffers before the update.
         rows: the rows of the training set, over all ranks; None if they are unknown.
         batch: the contents of this rank's batches, however the rows are divided among them.
@@ -47,10 +51,13 @@ class UpdateTrace(NamedTuple):
         weights_after: parameters and buffers after the update.
         optimizer: the optimizer's state after the update.
         outside: what else may matter, by the name of its place; see `Trace`.
+        left: the same when the update before was over, or the run had begun: before the rows were fetched.
     """
 
     update: int
     epoch: int
+    evaluation: str
+    metrics: dict[str, str]
     weights: str
     rows: tuple[int, ...] | None
     batch: str
@@ -62,10 +69,13 @@ class UpdateTrace(NamedTuple):
     weights_after: str
     optimizer: str
     outside: dict[str, str]
+    left: dict[str, str]
 
 
 #: What two updates may differ in, in the order in which one thing follows from another.
 PARTS = {
+    "evaluation": "the evaluation before the update",
+    "metrics": "the metrics before the update",
     "weights": "the weights before the update",
     "rows": "the rows",
     "batch": "the contents of the batch",
@@ -104,12 +114,14 @@ class FirstUpdate:
         gradients: complete, before clipping, by name; None if they were not seen.
         draws: whether a forward pass drew random numbers.
         statistics: the names of the modules that normalise by the statistics of a batch.
+        moved: what forward and backward passes change: buffers, and what the user's objects keep.
         ranks: the number of processes.
     """
 
     gradients: dict[str, torch.Tensor] | None = None
     draws: bool = False
     statistics: list[str] = dataclasses.field(default_factory=list)
+    moved: list[str] = dataclasses.field(default_factory=list)
     ranks: int = 1
 
 
@@ -136,6 +148,18 @@ class Trace(TrainerCallback):
         self._outside = outside
         self._first = first
         self._begun: dict[str, Any] = {}
+        self._evaluated: list[str] = []
+        self._moving: dict[str, str] = {}
+        self._left: dict[str, str] = {}
+        self._num_recorded = 0
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Leave out what was recorded before."""
+        self._num_recorded, self._left = len(trainer.run_history.records), self._outside(trainer)
+
+    def on_eval_step_end(self, trainer: Trainer, *, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        """Record what was evaluated, and the result."""
+        self._evaluated.append(digest([batch, batch_output]))
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the weights before the update, and what each of its batches begins with."""
@@ -144,10 +168,19 @@ class Trace(TrainerCallback):
             indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
             start = run.state.samples_in_epoch
             rows = indices(start, start + run.training.step.current.samples)
-            self._begun = {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
+            new = trainer.run_history.records[self._num_recorded :]
+            metrics = {each.name: repr(each.value) for each in new if not TIMES.search(each.name)}
+            self._begun = {"evaluation": digest(self._evaluated), "metrics": metrics}
+            self._begun |= {
+                "outside": self._outside(trainer),
+                "left": self._left,
+                "weights": digest(weights_of(trainer)),
+            }
             self._begun |= {"rows": rows and tuple(rows), "contents": {}, "generators": [], "losses": []}
         _add_rows(self._begun["contents"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
+        if self._first is not None and run.state.updates == 0:
+            self._moving = _moving(trainer, self._outside)
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Record the loss of a batch, and what the forward pass did besides computing."""
@@ -167,10 +200,13 @@ class Trace(TrainerCallback):
         if self._first is not None and trainer.run_state.updates == 0:
             copies = {name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()}
             self._first.gradients, self._first.ranks = copies, trainer.run_context.ranks.count
+            now = _moving(trainer, self._outside)
+            self._first.moved = [name for name, value in now.items() if self._moving.get(name) != value]
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the record, and stop after the last update."""
         begun, self._begun = self._begun, {}
+        self._evaluated, self._left, self._num_recorded = [], self._outside(trainer), len(trainer.run_history.records)
         done, optimizer = trainer.run_state.updates, trainer.optimizer
         begun |= {
             "batch": digest(begun["contents"]),
@@ -184,7 +220,9 @@ class Trace(TrainerCallback):
             raise StopTrainingError(f"Update {done} is done.")
 
 
-def first_parting(one: Iterable[UpdateTrace], other: Iterable[UpdateTrace]) -> Parting | None:
+def first_parting(
+    one: Iterable[UpdateTrace], other: Iterable[UpdateTrace], parts: Iterable[str] = tuple(PARTS)
+) -> Parting | None:
     """The first difference between two runs in the updates that both have; None if there is none.
 
     Where the same rows are divided into another number of batches, nothing of single batches is compared.
@@ -193,7 +231,7 @@ def first_parting(one: Iterable[UpdateTrace], other: Iterable[UpdateTrace]) -> P
     for each in one:
         beside = others.get(each.update, each)
         is_divided_alike = len(each.losses) == len(beside.losses)
-        for part in PARTS:
+        for part in parts:
             if getattr(each, part) != getattr(beside, part) and (is_divided_alike or part not in _OF_SINGLE_BATCHES):
                 return Parting(each.update, part)
     return None
@@ -221,6 +259,12 @@ def named_weights(model: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str
             {f"{path}.{name}": each for name, each in state.items()} if isinstance(state, Mapping) else {path: state}
         )
     return {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
+
+
+def _moving(trainer: Trainer, outside: Callable[[Trainer], dict[str, str]]) -> dict[str, str]:
+    """What forward and backward passes may change besides the generators, by name."""
+    buffers = {f"`{name}` of the model": digest(each) for name, each in trainer.get_model().named_buffers()}
+    return {**buffers, **outside(trainer)}
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
