@@ -30,7 +30,8 @@ from pytorch_accelerated.loop.starting import at_work, ending
 from pytorch_accelerated.loop.training import Training
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.history import RunHistory
-from pytorch_accelerated.states.loading import load_checkpoint, save_checkpoint
+from pytorch_accelerated.states.loading import load_checkpoint
+from pytorch_accelerated.states.training_state import save_checkpoint
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, TrainingSummary

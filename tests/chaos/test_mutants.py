@@ -46,22 +46,12 @@ TABLE = {
     ("states/policy.py", "tests/checkpointing/test_policy.py"): [
         ("the newest state is deleted", "list(values)[-(self.last or 1) :]", "list(values)[-(self.last or 99) : -1]"),
     ],
-    ("states/training_state.py", RESUME): [
-        ("generators are not restored", 'restore_generator_states(own["generators"])', "pass"),
-        ("losses before the save are forgotten", 'run.losses.load_state_dict(own["losses"])', "pass"),
-        (
-            "the schedule starts afresh",
-            'found.append((type(scheduler).__name__, scheduler, parts["scheduler"]))',
-            "pass",
-        ),
-        (
-            "callbacks start afresh",
-            "*((type(callback).__name__, callback, state) for callback, state in saved if state is not None),",
-            "",
-        ),
-    ],
     ("states/loading.py", RESUME): [
-        ("the optimizer starts afresh", "load_optimizer_state(optimizer, optimizer_state)", "pass"),
+        ("generators are not restored", 'restore_generator_states(by_rank[ranks.index]["generators"])', "pass"),
+        ("losses before the save are forgotten", 'run.losses.load_state_dict(by_rank[ranks.index]["losses"])', "pass"),
+        ("the schedule starts over", '        (run.scheduler, parts["scheduler"]),\n', ""),
+        ("callbacks start over", "states.append((type(callback).__name__, callback, state))", "pass"),
+        ("the optimizer starts over", "load_optimizer_state(target, state)", "pass"),
     ],
     ("facts/seeding.py", "tests/seeding/test_seeding.py"): [
         ("numpy's generator is not restored", "    np.random.set_state((algorithm,", "    bool((algorithm,"),
@@ -77,7 +67,7 @@ TABLE = {
         ("the pieces of ranks are not in the manifest", "[*shards, *others, *files]", "[*others, *files]"),
         ("pieces need not make up their tensor", "if any(missing.values()):", "if False:"),
     ],
-    ("states/training_state.py", SHARDED): [
+    ("states/loading.py", SHARDED): [
         (
             "a rank's error while it reads its pieces stays its own",
             "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))",

@@ -13,7 +13,8 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.states import disk
-from pytorch_accelerated.states.state_folder import BackgroundWriter, encode_parts, read_state
+from pytorch_accelerated.states.codec import encode
+from pytorch_accelerated.states.state_folder import BackgroundWriter, read_state
 from pytorch_accelerated.states.verify import list_states
 from tests.checkpointing.faulty_disk import FaultyDisk
 from tests.checkpointing.same_state import assert_same_state
@@ -60,7 +61,7 @@ def test_the_written_state_is_the_one_at_the_time_of_the_request(
     wanted = {name: tensor.clone() for name, tensor in tensors.items()}
     slow = SlowDisk(monkeypatch)
     for version in (1, 2):  # the second time in the copies of the first
-        encoded = encode_parts({"model": tensors})
+        encoded = {"model": encode(tensors, path="model")}
         writer.write(tmp_path / str(version), {"version": version}, encoded)
         assert slow.is_reached.wait(600)
         assert version == 2 or writer.is_busy
@@ -81,7 +82,7 @@ def test_the_written_state_is_the_one_at_the_time_of_the_request(
 def test_a_failed_write_is_reported_once_and_the_next_state_is_written(
     operation: int, writer: BackgroundWriter, tmp_path: Path
 ):
-    encoded = encode_parts({"model": {"weight": torch.ones(2)}})
+    encoded = {"model": encode({"weight": torch.ones(2)}, path="model")}
     with FaultyDisk(operation).installed():
         writer.write(tmp_path / "first", {}, encoded)
         with pytest.raises(CheckpointError, match="No space left on device"):

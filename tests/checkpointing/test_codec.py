@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.states.codec import decode, encode
-from pytorch_accelerated.states.formats import dump_json, load_json
+from pytorch_accelerated.states.codec import decode, dump_json, encode, load_json
 from pytorch_accelerated.states.optimizers import with_callables, without_callables
 from tests.checkpointing.same_state import assert_same_state
 from tests.checkpointing.test_formats import read, written

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.states.formats import DTYPE_NAMES, chunks, load_json, read_tensors
+from pytorch_accelerated.states.codec import DTYPE_NAMES, chunks, load_json, read_tensors
 from tests.checkpointing.same_state import assert_same_state
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.states.formats import chunks
+from pytorch_accelerated.states.codec import chunks
 from pytorch_accelerated.states.publish import begin, sweep
 from pytorch_accelerated.states.state_folder import read_state
 from pytorch_accelerated.states.verify import find_state, read_manifest, verify

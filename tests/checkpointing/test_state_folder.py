@@ -44,13 +44,6 @@ def test_facts_that_a_manifest_cannot_hold_leave_the_previous_state(tmp_path):
     assert read_state(tmp_path / "state")[0] == {"updates": 1}
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", ".a", "-a", "a b", "é", "a\0", "a" * 101, "manifest"])
-def test_parts_have_plain_names(name, tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be the name"):
-        write_state(tmp_path / "state", {}, {name: 1})
-    assert entries_of(tmp_path) == set()
-
-
 @pytest.mark.parametrize("content", ["a file", "a folder of a user"])
 def test_a_folder_that_is_not_a_state_is_not_replaced(content, tmp_path):
     target = tmp_path / "target"

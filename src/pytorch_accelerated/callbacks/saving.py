@@ -31,9 +31,10 @@ from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.states.disk import is_url, resolved, working_folder
 from pytorch_accelerated.states.layout import STATE_NAME, Manifest
+from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
-from pytorch_accelerated.states.training_state import load_run, save_parts
+from pytorch_accelerated.states.training_state import save_parts
 from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:

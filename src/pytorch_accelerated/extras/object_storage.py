@@ -434,7 +434,7 @@ def _obtain(store: Store, one: _Found, target: Path, check: Callable[[Path], Any
                 raise InvalidCheckpointError(f"{store.url}/{one.source} lists {entry.name!r}, which is outside of it.")
             publish.make_folders((staged.staging / entry.name).parent)
             store.get(f"{one.source}/{entry.name}", staged.staging / entry.name)
-        if differing := set(one.manifest.files).symmetric_difference(staged.take_in()):
+        if differing := set(one.manifest.files).symmetric_difference(staged.add_files()):
             names = ", ".join(sorted({entry.name for entry in differing}))
             raise InvalidCheckpointError(f"{store.url}/{one.source} is damaged: {names} differ from its manifest.")
         staged.publish(dump_manifest(one.manifest))

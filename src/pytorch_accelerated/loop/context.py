@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.loop.evaluation_sets import EvaluationSets
     from pytorch_accelerated.loop.handler import CallbackHandler
     from pytorch_accelerated.loop.reports import LossReports
-    from pytorch_accelerated.loop.saves import Saves
-    from pytorch_accelerated.loop.states import States
+    from pytorch_accelerated.loop.states import Saves, States
     from pytorch_accelerated.loop.stopping import Emitter, Stopping
     from pytorch_accelerated.loop.training import Training
     from pytorch_accelerated.ranks.accelerators import Accelerator
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.record.loss import LossTracker
     from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.run_config import TrainerRunConfig
-    from pytorch_accelerated.states.training_state import KeptStates
 
 
 # The trainer's attributes that a subclass may define in its own way.
@@ -64,7 +62,6 @@ class Context:
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         recorder: makes the step records of a training run, if it has any.
         epoch_clock: times the current epoch.
-        kept: states of an earlier moment, where this is a run as it was then.
         is_at_work: whether the call has begun and is not over.
         prepared: the model and the optimizer as prepared for the call; None before and after.
         mode: of the optimizers that have modes.
@@ -107,7 +104,6 @@ class Context:
     gradient_norms: LossTracker = _LATER
     recorder: StepRecorder | None = None
     epoch_clock: EpochClock = _LATER
-    kept: KeptStates | None = None
     is_at_work: bool = False
     prepared: PreparedModel = _LATER
     mode: OptimizerMode = _LATER

@@ -17,8 +17,7 @@ from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.evaluation_sets import EvaluationSets
 from pytorch_accelerated.loop.reports import LossReports
-from pytorch_accelerated.loop.saves import Saves
-from pytorch_accelerated.loop.states import States
+from pytorch_accelerated.loop.states import Saves, States
 from pytorch_accelerated.loop.stopping import Emitter, Stopping
 from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import UnevenRanks, is_lost_contact, lost_peer_error

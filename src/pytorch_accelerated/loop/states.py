@@ -1,58 +1,137 @@
-"""The training states of a run: found, read, loaded and written."""
+"""The training states of a run: requested, written, remembered; found, read and loaded again.
+
+A save goes through this file first. Callbacks ask for it within an event (`Requests`); at the next safe point it is
+written (`States.write`), which fails on all ranks or on none (`Saves.attempt`). `states.training_state` says what is in
+it, `states.state_folder` and `states.publish` write the files, `states.codec` their bytes.
+
+A resume also begins here: `States.find` looks for the newest whole state (`states.verify`) and reads it
+(`states.state_folder`); when everything it belongs to exists, `States.resume` loads all of it or nothing
+(`states.loading`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
-from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.optional import require
+from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.seeding import derived_seed
 from pytorch_accelerated.loop.callback import savers_among
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.ranks.preparation import is_replicated
-from pytorch_accelerated.ranks.ranks import Ranks, limit_of_waiting
+from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.record.history import RunHistory
 from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states.disk import is_url, kind_of
+from pytorch_accelerated.states.disk import is_url, kind_of, resolved
 from pytorch_accelerated.states.layout import MANIFEST_NAME
-from pytorch_accelerated.states.run_folder import agree_on_resuming
-from pytorch_accelerated.states.state_folder import read_state
-from pytorch_accelerated.states.training_state import load_run, save_run
-from pytorch_accelerated.states.verify import find_state, read_manifest, verify
+from pytorch_accelerated.states.loading import load_run
+from pytorch_accelerated.states.run_folder import (
+    FolderLock,
+    agree_on_resuming,
+    are_on_several_machines,
+    refuse_unshared,
+)
+from pytorch_accelerated.states.state_folder import BackgroundWriter, read_state
+from pytorch_accelerated.states.training_state import Moment, save_run
+from pytorch_accelerated.states.verify import find_state, list_states, read_manifest, verify
 from pytorch_accelerated.states.weights import check_model_finite
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.extras.object_storage import Uploads
+
+
+class Requests:
+    """Keeps requests and serves them in a fixed order: first the evaluation, then the saves.
+
+    A callback may ask for a save in the middle of an update, or before others have been told of the event. Both would
+    be half a state, so a save waits until the update and the event are complete.
+
+    Args:
+        saves: what the run has saved.
+        evaluate: evaluates within a training epoch.
+        write_state: writes a training state, given a folder, further entries, and whether to write in the background.
+
+    Attributes:
+        evaluation: whether an evaluation was requested.
+        states: the requested training states.
+        defers_saves: whether saves must wait for a safe point. Only training has moments that cannot be saved.
+    """
+
+    def __init__(
+        self, saves: Saves, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]
+    ) -> None:
+        self.evaluation = False
+        self.states: list[tuple[Path, dict[str, Any], bool]] = []
+        self.defers_saves = False
+        self._saves = saves
+        self._evaluate = evaluate
+        self._write_state = write_state
+
+    @contextlib.contextmanager
+    def deferring_saves(self) -> Iterator[None]:
+        """Context in which saves wait for a safe point; the end of the outermost one is such a point."""
+        before, self.defers_saves = self.defers_saves, True
+        try:
+            yield
+        finally:
+            self.defers_saves = before
+        if not before:
+            self.write_states()
+
+    def act(self, state: RunState, *, repeats: bool = True) -> None:
+        """Serve the requests, and if `repeats` an evaluation that a stop interrupted. Must be called by all ranks."""
+        if self.evaluation or (repeats and state.is_evaluation_due):
+            self.evaluation, state.is_evaluation_due = False, True
+            self._evaluate()
+            state.is_evaluation_due = False
+        self.write_states()
+
+    def write_states(self) -> None:
+        """Write the requested states."""
+        while self.states:
+            self._saves.finish()
+            folder, extra, background = self.states.pop(0)
+            with self._saves.attempt(folder):
+                self._write_state(folder, extra, background)
+
+    def forget(self) -> None:
+        """Forget everything: the run goes back to an earlier state."""
+        self.evaluation = False
+        self.states.clear()
 
 
 class States:
     """Writes, reads and loads the training states of a run. All ranks must call its methods.
 
     Args:
-        context: of the call.
+        context: what the call works with.
 
     Attributes:
-        cut: the run before the end of its current epoch, if that has ended before its data. The events of its end were
-            emitted, but states of the run resume within it.
+        cut: the moment before the end of the current epoch, if that has ended before its data. The events of its end
+            were emitted, but a run that resumes continues the epoch.
     """
 
     def __init__(self, context: Context) -> None:
-        self.cut: Context | None = None
+        self.cut: Moment | None = None
         self.context = context
         self._read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self._saved_data: dict[str, SavedData] | None = None
 
-    def contents(self) -> Context:
-        """The run whose objects make up a training state."""
-        if self.cut is None:
-            return self.context
-        earlier = {name: getattr(self.cut, name) for name in ("state", "losses", "gradient_norms", "kept")}
-        return dataclasses.replace(self.context, **earlier)
-
     def find(self, source: str | Path | None, *, must_exist: bool = False) -> Any:
-        """The training state that `source` is or holds, the same for all ranks. The first one has read it, if whole.
+        """The training state that `source` is or holds, the same for all ranks.
+
+        To check a state, every byte of it must be read. A model that isn't sharded needs all of them anyway, so the
+        first rank keeps what it has read for `load`.
 
         Returns:
             Its folder; None without a source, or if there is none, about which a line is printed.
@@ -97,12 +176,17 @@ class States:
         """Fix the seed of the call; a resumed run keeps that of its training state."""
         context, given = self.context, self.context.given.seed
         seed = int(given) if given is not None else derived_seed(context.number)
-        context.seed = context.ranks.from_first(seed if state is None else _seed_of(state))
+        if state is not None:
+            with explained_loading("The seed of the run", state):  # something else may have written the folder
+                seed = int(read_manifest(state).facts["seed"])
+        context.seed = context.ranks.from_first(seed)
 
     def resume_from(self, state: Path | None) -> None:
         """Note the training state that the run will be resumed from, if any."""
         self.context.resumed_from = state
-        facts = {} if state is None else _facts_of(state)
+        facts: dict[str, Any] = {}
+        if state is not None and kind_of(state / MANIFEST_NAME) is not None:  # else `transformers` wrote it
+            facts = read_manifest(state).facts
         self._saved_data = None if state is None else saved_data(facts)
         with explained_loading("What the run leaves out", state):
             self.context.left_out = tuple(LeftOut(**entry) for entry in facts.get("left_out", ()))
@@ -111,7 +195,7 @@ class States:
         """The seed of a loader of the run that is resumed, if there is one.
 
         Args:
-            role: of the loader in the run.
+            role: what the loader is for in the run.
         """
         if self._saved_data is None:
             return None
@@ -120,12 +204,17 @@ class States:
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the training state that the run is resumed from, now that everything it belongs to exists."""
-        context = self.context
+        context, ranks = self.context, self.context.ranks
         self.load(state, skipped_weights=skipped_weights)
-        difference = _difference_by_ranks(context, state)
-        rows = differing_rows(self._saved_data or {}, context.loaders, state)
-        for message in [*([] if difference is None else [difference]), *rows]:
-            warn_user(context.ranks, message)
+        before = read_manifest(state).facts["ranks"]
+        if before != ranks.count:
+            warn_user(
+                ranks,
+                f"The run was saved by {before} processes and resumes with {ranks.count}. The weights are the same, to "
+                "rounding, only if nothing (dropout, augmentation) draws random numbers, and updates keep their size.",
+            )
+        for message in differing_rows(self._saved_data or {}, context.loaders, state):
+            warn_user(ranks, message)
 
     def load(self, folder: Path, *, is_at_work: bool = True, skipped_weights: Collection[str] = ()) -> dict[str, Any]:
         """Load a training state.
@@ -144,45 +233,164 @@ class States:
         return {"current_epoch": context.history.current_epoch, **extra}
 
     def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
-        """Write a training state."""
+        """Write a training state, if its parameters are finite: a run that resumes from others could only fail."""
         context, saves = self.context, self.context.saves
-        self.check_finite()
-        # A state has no place for those that have ended, but have not been read.
+        check_model_finite(context.model, context.ranks)
+        # A state has no place for step records that have ended, but whose losses are still on the device.
         context.reports.complete_records()
-        saves.in_background = folder if background else saves.in_background
-        writer = saves.writer if background else None
-        save_run(self.contents(), folder, extra, writer, ranks_of_writer=self._ranks_of_writer)
+        writer = None
+        if background:
+            writer, saves.in_background = saves.writer, folder
+        save_run(context, folder, extra, writer, moment=self.cut)
         saves.add(folder, context.history, context.state, writer)
 
-    def check_finite(self) -> None:
-        """Reject a save of a model with non-finite weights. Each rank sees only its shard of a sharded one."""
-        check_model_finite(self.context.model, self.context.ranks)
 
-    def _ranks_of_writer(self) -> Ranks:
-        """The ranks on a channel for threads that write."""
-        timeout = limit_of_waiting(self.context.given.timeout)
-        return Ranks(self.context.accelerator, channel="writer", timeout=timeout)
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """A training state that a run has saved.
 
+    Attributes:
+        path: its folder, which may have been deleted since then.
+        epoch, update: as the run history counts them.
+        seconds: when it was saved, since 1970.
+    """
 
-def _seed_of(folder: Path) -> int:
-    """The seed of the run that was saved in `folder`. The loaders of the resumed run use it."""
-    with explained_loading("The seed of the run", folder):  # something else may have written the folder
-        return int(read_manifest(folder).facts["seed"])
-
-
-def _facts_of(folder: Path) -> dict[str, Any]:
-    """What the manifest of a state says about its run."""
-    if kind_of(folder / MANIFEST_NAME) is None:  # `transformers` wrote it
-        return {}
-    return read_manifest(folder).facts
+    path: Path
+    epoch: int
+    update: int
+    seconds: float
 
 
-def _difference_by_ranks(run: Context, folder: Path) -> str | None:
-    """How this run will differ from the one that saved `folder`, if it has another number of ranks."""
-    ranks_before = read_manifest(folder).facts["ranks"]
-    if ranks_before == run.ranks.count:
+class Saves:
+    """The files that a run is responsible for.
+
+    Args:
+        ranks: the processes.
+
+    Attributes:
+        writer: writes states in the background, on rank 0.
+        in_background: the last state that was given to the writer, until `finish`; the same on all ranks.
+        failures: why the last save to a folder failed, by folder.
+        all: the states that were saved, in this order.
+        saved_to: the state that was saved when the run was stopped, if any.
+        uploads: what copies the states of a folder elsewhere, by folder.
+        copy_to_resume: where the program that restarts this run keeps the state for that; None: nothing restarts it.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.writer = BackgroundWriter()
+        self.in_background: Path | None = None
+        self.failures: dict[Path, CheckpointError] = {}
+        self._saved_in: set[Path] = set()
+        self._seen_in: set[Path] = set()
+        self.all: list[SavedState] = []
+        self.saved_to: Path | None = None
+        self.uploads: dict[Path, Uploads] = {}
+        self.copy_to_resume: Path | None = None
+        self._ranks = ranks
+        self._locks: dict[Path, FolderLock] = {}
+
+    @contextlib.contextmanager
+    def attempt(self, path: str | Path) -> Iterator[None]:
+        """Context for a save, which fails on all ranks or on none.
+
+        A failure is a warning, and an error at the end of the run unless a later save to the same folder succeeds.
+        Before the first one there it is an error at once.
+        """
+        folder = resolved(path).parent
+        try:
+            yield
+        except CheckpointError as error:
+            if folder not in self._saved_in:
+                raise
+            self.failures[folder] = error
+            warn_user(self._ranks, f"{error} The run continues, and the next save tries again.")
+        else:
+            if path != self.in_background:  # else it is too early to say
+                self._saved_in.add(folder)
+                self.failures.pop(folder, None)
+
+    def claim_folder(self, folder: str | Path, argument: str = "save_dir") -> None:
+        """Keep other runs from saving to `folder` until this run is over. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: if another run saves to it.
+        """
+        path = resolved(folder)
+        if path not in self._locks:
+            lock = FolderLock(path, argument)
+            self._ranks.do_on_first(lock.acquire)
+            self._locks[path] = lock
+
+    def release_folders(self) -> None:
+        """Let other runs save to the claimed folders."""
+        while self._locks:
+            self._locks.popitem()[1].release()
+
+    def add(
+        self, folder: Path, history: RunHistory, run_state: RunState, writer: BackgroundWriter | None = None
+    ) -> None:
+        """Remember a state, which the `writer` may still be writing. Must be called by all ranks.
+
+        On separate disks, a restart on which another machine has rank 0 would find no state. So all machines check that
+        they see the first state in each folder, unless copies are uploaded, which all of them can reach.
+
+        Raises:
+            CheckpointError: on all ranks, if a machine doesn't see the first state of a folder.
+        """
+        parent = resolved(folder).parent
+        if parent not in self._seen_in and parent not in self.uploads:
+            if are_on_several_machines(self._ranks):
+                if writer is not None:
+                    self._ranks.do_on_all(writer.wait)
+                refuse_unshared(parent, self._ranks)
+            self._seen_in.add(parent)
+        epoch = run_state.epoch_of_progress(history.current_epoch)
+        self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
+        if writer is None:
+            for call in self.writer.after_each:
+                call()
+
+    def finish(self) -> None:
+        """Wait for the state that is written in the background, see `attempt`. Must be called by all ranks."""
+        path, self.in_background = self.in_background, None
+        if path is not None:
+            with self.attempt(path):
+                self._ranks.do_on_all(self.writer.wait)
+
+    def upload(self, uploads: Uploads) -> None:
+        """Upload the states that are saved to a folder, until the run is over. Must be called by all ranks.
+
+        Raises:
+            CheckpointError: on all ranks, if the storage cannot be reached.
+        """
+        self.uploads[uploads.folder] = uploads
+        self._ranks.do_on_first(uploads.connect)
+
+    def end(self) -> None:
+        """Wait until all states are uploaded; raise what could not be saved. Must be called by all ranks."""
+        while self.uploads:
+            self._ranks.do_on_first(self.uploads.popitem()[1].finish)
+        for error in self.failures.values():
+            raise CheckpointError(f"The run is over, but its last save has failed. {error}") from error
+
+    def close(self) -> None:
+        """Wait for background work after an exception, which an error of that work must not hide."""
+        for finish in (self.writer.close, *(each.finish for each in self.uploads.values())):
+            try:
+                finish()
+            except CheckpointError as error:
+                warnings.warn(str(error), stacklevel=2)
+
+    def newest_whole(self, before: Path | None) -> Path | None:
+        """The newest undamaged state of this run: one that it has saved, or the one `before` them. For rank 0."""
+        for path in [*(state.path for state in reversed(self.all)), *filter(None, [before])]:
+            with contextlib.suppress(CheckpointError):
+                verify(path)
+                return path
         return None
-    return (
-        f"The run was saved by {ranks_before} processes and resumes with {run.ranks.count}. The weights are the same, "
-        "to rounding, only if nothing (dropout, augmentation) draws random numbers, and updates keep their size."
-    )
+
+    def newest(self) -> Path | None:
+        """The newest complete state in the folders of this run, or the copy from which it will be restarted."""
+        states = [state for folder in {*self._seen_in, *self._locks} for state in list_states(folder)]
+        return self.copy_to_resume or max(states, key=lambda state: state[1].serial, default=(None, None))[0]

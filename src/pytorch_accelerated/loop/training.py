@@ -21,7 +21,7 @@ from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.guarded import FiniteLossTracker, GuardedStep
 from pytorch_accelerated.loop.hooks import counter_for, own_hooks
 from pytorch_accelerated.loop.preparing import distributed
-from pytorch_accelerated.loop.saves import Requests
+from pytorch_accelerated.loop.states import Requests
 from pytorch_accelerated.loop.step import Step
 from pytorch_accelerated.loop.variants import GuardedRankedStep, RankedStep
 from pytorch_accelerated.ranks.wrappers import bare_model
@@ -29,7 +29,7 @@ from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import WatchedMetric
-from pytorch_accelerated.states.training_state import frozen
+from pytorch_accelerated.states.training_state import moment_of
 
 # Losses stay on the device until they are read, all at once, because each read waits for the device. The interval is a
 # number of updates, not of seconds: the last bit of a sum depends on where it is divided, and a resumed run must divide
@@ -304,8 +304,7 @@ class Training:
             # The epoch may be resumed. Means of losses and metrics must continue then, so they are kept before this end
             # of the pass records and resets them.
             context.reports.complete_records()
-            context.states.cut = frozen(context, context.callbacks)
-            context.states.cut.state.is_cut = True
+            context.states.cut = moment_of(context, is_cut=True)
         else:
             context.mode.eval()  # a cut epoch may be resumed, with the very same weights
         trained = context.state.updates > self._updates_before  # else it was resumed at its end

@@ -34,8 +34,8 @@ from pytorch_accelerated.prediction.collecting import (
 )
 from pytorch_accelerated.prediction.rows import BLOCK_BYTES, Kinds, Leaves, Piece, empty_rows, filled, pieces_in_order
 from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.states.codec import DTYPE_NAMES, chunks
 from pytorch_accelerated.states.disk import is_file, resolved
-from pytorch_accelerated.states.formats import DTYPE_NAMES, chunks
 from pytorch_accelerated.states.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.states.publish import StagedFolder, begin, explained
 from pytorch_accelerated.states.state_folder import read_file_of_tensors

@@ -1,10 +1,13 @@
-"""Saving and loading runs. Everything but `training_state` works without a trainer.
+"""Saving and loading runs. Everything but `training_state` and `loading` works without a trainer.
 
-`codec` and `formats` turn nested Python state into JSON and safetensors and back. `disk`, `layout`,
-`publish` and `verify` make a folder appear whole or not at all, and trust only folders that match their manifest.
-`state_folder` combines these. `portable` reads and writes single ``.pt`` files, `weights` and `optimizers` check states
-before they are loaded, `loading` loads them all or not at all. `policy` and `retention` decide when to save and what to
-delete.
+A save, in this order: `training_state` collects what a state consists of, `state_folder` writes a folder of it,
+`publish` makes the folder appear whole or not at all, `codec` turns nested values into JSON and safetensors. A resume:
+`verify` finds a folder that matches its manifest, `state_folder` reads it, `loading` loads all of it or nothing, with
+`weights`, `optimizers` and `matching`, which check that a state fits.
+
+`disk` has all operations that change the disk, `layout` the names of files and the manifest. `portable` reads and
+writes single ``.pt`` files. `policy` says how often to save and which states to keep, `run_folder` keeps two runs out
+of one folder.
 """
 
 from pytorch_accelerated.states import disk, layout, publish, verify
@@ -16,6 +19,7 @@ from pytorch_accelerated.states.layout import (
     identity_of,
     parse_manifest,
 )
+from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
@@ -23,7 +27,7 @@ from pytorch_accelerated.states.portable import save_portable
 from pytorch_accelerated.states.publish import explained, remove_state, replacing
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
-from pytorch_accelerated.states.training_state import load_run, save_run
+from pytorch_accelerated.states.training_state import save_run
 from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.states.weights import canonical_state_dict
 

@@ -2,7 +2,7 @@
 
 A folder holds ``<part>.json`` and ``<part>.safetensors`` for each part, and ``manifest.json``, which lists the other
 files with size and SHA-256 and ends with a checksum of itself. While a folder is being written or deleted, it has a
-hidden name beside its final one, which identifies the process at work.
+hidden name next to its final one, which identifies the process at work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
-from pytorch_accelerated.states.codec import decode, encode
-from pytorch_accelerated.states.formats import dump_json, load_json
+from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.states.codec import decode, dump_json, encode, load_json
 
 FORMAT = 1
 PREDICTIONS_FORMAT = "predictions_format"  # a fact of folders that hold predictions instead of a run
@@ -35,16 +34,6 @@ def is_file_name(name: Any) -> bool:
     """Whether a manifest may list a file of that name; one in a folder within has a name with slashes."""
     steps = name.split("/") if isinstance(name, str) else [""]
     return all(map(_FILE_NAME.fullmatch, steps)) and name != MANIFEST_NAME
-
-
-def check_file_name(name: Any) -> str:
-    """`name`, if a training state may write a file of that name; otherwise a `CheckpointError`."""
-    if not is_file_name(name) or "/" in name:
-        raise CheckpointError(
-            f"{name!r} cannot be the name of a file in a training state. Use up to 100 letters, digits, '_', '-' and "
-            f"'.', not starting with '.' or '-', and not {MANIFEST_NAME!r}."
-        )
-    return str(name)
 
 
 @dataclass(frozen=True)
@@ -78,15 +67,9 @@ def dump_manifest(manifest: Manifest) -> bytes:
     Raises:
         CheckpointError: if the facts hold anything that cannot be stored.
     """
-    facts = encode(manifest.facts, path="facts")
-    return _with_checksum(
-        {
-            "format": FORMAT,
-            "serial": manifest.serial,
-            "facts": facts.structure,
-            "files": [asdict(entry) for entry in manifest.files],
-        }
-    )
+    facts = encode(manifest.facts, path="facts").structure
+    files = [asdict(entry) for entry in manifest.files]
+    return _with_checksum({"format": FORMAT, "serial": manifest.serial, "facts": facts, "files": files})
 
 
 def parse_manifest(data: bytes, *, what: str) -> Manifest:
@@ -129,7 +112,7 @@ class HiddenName:
         final: the name that it will have, or had.
         kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
             successor is taking its name; while no state has that name, it is still the valid one.
-        host, pid: of the process at work; the host includes its process namespace.
+        host, pid: the process at work; the host includes its process namespace.
         process: distinguishes processes that had the same pid one after the other.
         nonce: makes the name unique.
     """
@@ -190,5 +173,5 @@ def _process_token(pid: int) -> str:
 
 
 def hidden_sibling(final: Path, kind: Literal["partial", "replaced"]) -> Path:
-    """A new hidden path beside `final`."""
+    """A new hidden path next to `final`."""
     return final.with_name(str(HiddenName.new(final.name, kind)))

@@ -1,93 +1,302 @@
 """The states of several objects are loaded together, all of them or none: those of a training state or of one file.
 
-Among them are those of what a trainer holds besides model, optimizer and scheduler, by path (`models.held`).
+Loading changes a model, an optimizer, a scheduler, callbacks, a history and counts. Half a state would be worse than
+none: a script that catches the error would keep training with it. So everything is read and checked first, as far as
+that changes nothing. Users' callbacks and schedulers check their states only while they load them; what was changed
+before such a late failure is undone.
 """
 
 from __future__ import annotations
 
-import functools
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
-from pytorch_accelerated.ranks.keeping import Kept, kept
-from pytorch_accelerated.ranks.sharding import whole
-from pytorch_accelerated.states.codec import encode
+from pytorch_accelerated.data.resuming import restore_stream
+from pytorch_accelerated.errors import InvalidCheckpointError, explained_loading
+from pytorch_accelerated.facts.run_state import RunPhase, RunState
+from pytorch_accelerated.facts.seeding import check_generator_states, restore_generator_states
+from pytorch_accelerated.ranks.held import held_parts, optimizers_of
+from pytorch_accelerated.ranks.keeping import kept
+from pytorch_accelerated.ranks.preparation import OptimizerMode
+from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.ranks.sharding import is_sharded
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.states.matching import mismatch
-from pytorch_accelerated.states.optimizers import (
-    check_optimizer_state,
-    load_optimizer_state,
-    with_callables,
-    without_callables,
+from pytorch_accelerated.states.optimizers import checked_optimizer_state, load_optimizer_state, read_optimizer_file
+from pytorch_accelerated.states.portable import load_portable
+from pytorch_accelerated.states.state_folder import read_state
+from pytorch_accelerated.states.training_state import (
+    TRAINING_WEIGHTS,
+    as_module,
+    held_states,
+    key_of_state,
+    with_difference,
 )
-from pytorch_accelerated.states.portable import load_portable, save_portable
-from pytorch_accelerated.states.weights import canonical_state_dict, check_canonical, load_canonical
+from pytorch_accelerated.states.weights import canonical_state_dict, check_canonical, load_canonical, loads_its_own_way
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.context import Context
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
 
+Load = tuple[str, Any, Any]
+"""A name for messages, an object with `load_state_dict`, and its state."""
+
+
+def load_run(
+    run: Context,
+    folder: Path,
+    *,
+    restores_position: bool,
+    skipped_weights: Collection[str] = (),
+    read: tuple[dict[str, Any], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Load the state in `folder` into a run and its objects. Must be called by all ranks.
+
+    Everything is read and verified before anything is changed. Generators come last, since restoring other objects may
+    draw from them.
+
+    Args:
+        run, folder: where to load into, and from.
+        restores_position: whether to restore the position of the training loader.
+        skipped_weights: names in the model's state that the folder need not have; the live values stay.
+        read: the contents of the folder, if this rank has read it already.
+
+    Returns:
+        `extra`, as it was given to `save_run`.
+
+    Raises:
+        InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
+    """
+    ranks, model = run.ranks, bare_model(run.model)
+    parts, by_rank, states, modules = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))
+    saved = parts["run"]
+    if hasattr(run.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
+        parts["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would start over
+    position = RunState.from_state_dict(saved["run_state"], saved.get("totals"))
+    if restores_position:  # first, because a user's class may refuse its state
+        streams = [state.get("stream") for state in by_rank]
+        restore_stream(run.loaders.train, streams, ranks, run_state=position, source=folder)
+
+    def load_weights() -> None:
+        # A module that overrides how it loads may refuse its state, so it comes before those that can't.
+        for module, state in sorted(modules, key=lambda pair: not loads_its_own_way(pair[0])):
+            load_canonical(module, state, may_lack=skipped_weights if module is model else ())
+
+    load_states(states, load_weights, run.optimizer, source=folder, ranks=ranks)
+    # All objects have accepted their states; what is left is the run's own.
+    run.mode = OptimizerMode(optimizers_of(run.holder, held_parts(run.holder)).values())
+    run.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
+    run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
+    if len(by_rank) == ranks.count:
+        if run.prepared is not None and run.prepared.gradient_order is not None:
+            run.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
+        run.losses.load_state_dict(by_rank[ranks.index]["losses"])
+        restore_generator_states(by_rank[ranks.index]["generators"])
+    elif ranks.is_first:  # losses are summed over the ranks, so one of them may have all
+        for state in by_rank:
+            run.losses.add_state_dict(state["losses"])
+    if run.recorder is not None and saved.get("recorder") is not None:  # older states have none
+        run.recorder.load_state_dict(saved["recorder"])
+    run.state, run.epochs_before = position, saved["epochs_before_run"]
+    return parts["extra"]  # type: ignore[no-any-return]
+
+
+def _read_run(
+    run: Context,
+    folder: Path,
+    skipped_weights: Collection[str],
+    read: tuple[dict[str, Any], dict[str, Any]] | None,
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[Load], list[tuple[nn.Module, Any]]]:
+    """The parts, those that ranks have for themselves, and the states of objects and of modules.
+
+    Verified as far as possible before anything is changed; where states of ranks differ, they are this rank's.
+    """
+    optimizer, model = run.optimizer, bare_model(run.model)
+    without = ["optimizer"] if optimizer is None and not run.is_at_work else []  # to evaluate
+    facts, parts = read or read_state(folder, make_target=_targets(run), without=without)
+    if "optimizer" not in parts:
+        parts["optimizer"] = None if without else read_optimizer_file(folder)
+    if TRAINING_WEIGHTS in parts:
+        parts["model"] = parts.pop(TRAINING_WEIGHTS)
+    with explained_loading("The run", folder):  # something else, or another version, may have written the folder
+        RunState.from_state_dict(parts["run"]["run_state"], parts["run"].get("totals"))
+        by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+        for own in by_rank:
+            check_generator_states(own["generators"])
+    _take_own_states(run, parts, by_rank)
+    # Another model has other parameters, so its optimizer doesn't fit either; the model is what the error should name.
+    check_canonical(model, parts["model"], may_lack=skipped_weights)
+    if (optimizer is None) != (parts["optimizer"] is None):
+        raise InvalidCheckpointError(
+            f"Only one of the training state {folder} and this trainer has an optimizer. Make the trainer as it was "
+            "when the state was saved, or use another state."
+        )
+    pairs = [
+        (optimizer, parts["optimizer"]),
+        (run.scheduler, parts["scheduler"]),
+        (run.accelerator.scaler, parts["scaler"] or None),
+    ]
+    states = checked_states(pairs, source=folder)
+    states.append(("The run history", run.history, parts["run"]["history"]))
+    for callback in run.callbacks:
+        state = parts["callbacks"].get(key_of_state(callback)) if hasattr(callback, "load_state_dict") else None
+        if state is not None:
+            states.append((type(callback).__name__, callback, state))
+    objects, modules = _checked_held(run, parts["held"], source=folder)
+    return parts, by_rank, [*states, *objects], [(model, parts["model"]), *modules]
+
+
+def _checked_held(
+    run: Context, states: Mapping[str, Any], *, source: object
+) -> tuple[list[Load], list[tuple[nn.Module, Any]]]:
+    """What the trainer holds besides model, optimizer and scheduler, with `states`: first objects, then modules.
+
+    Raises:
+        InvalidCheckpointError: if a part does not exist any more, or is another one.
+    """
+    held = held_parts(run.holder)
+    gone = [path for path in states if path not in held]
+    if gone and run.ranks.is_first:  # the first rank's states are those of all, whatever the others hold
+        raise InvalidCheckpointError(
+            f"The run that saved {source} had {', '.join(gone)}, which this trainer and its loss function do not have. "
+            "Nothing was loaded. Make the trainer as it was, before the run starts."
+        )
+    new = [path for path in held_states(held, warns=False) if path not in states]
+    if new and run.ranks.is_first:
+        warnings.warn(
+            f"The training state {source} has no values of {', '.join(new)}: they stay as they are.",
+            stacklevel=2,
+        )
+    objects, modules = [], []
+    for path, part in held.items():
+        if path not in states:
+            continue
+        module = as_module(part)
+        try:
+            if module is None:
+                objects += [(path, part, state) for *_, state in checked_states([(part, states[path])], source=source)]
+            else:
+                check_canonical(module, states[path])
+                modules.append((module, states[path]))
+        except InvalidCheckpointError as error:
+            raise InvalidCheckpointError(f"{path}: {error}") from error
+    return objects, modules
+
+
+def _take_own_states(run: Context, parts: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
+    """Replace those of the history, the callbacks and held parts; nothing if the number of ranks differs."""
+    parts.setdefault("held", {})  # older states have none, nor those of a run in which nothing is held
+    if len(by_rank) == run.ranks.count:
+        own = by_rank[run.ranks.index]
+        parts["run"]["history"] = with_difference(parts["run"]["history"], own.get("history", []))
+        for part in ("callbacks", "held"):
+            for key, difference in own.get(part, {}).items():
+                parts[part][key] = with_difference(parts[part].get(key), difference)
+        return
+    differing = sorted({key for own in by_rank for part in ("callbacks", "held") for key in own.get(part, {})})
+    differing += ["the run history"] * any("history" in own for own in by_rank)
+    if differing and run.ranks.is_first:
+        warnings.warn(
+            f"The {len(by_rank)} processes that saved this training state had different states of "
+            f"{', '.join(differing)}. With another number ({run.ranks.count}) each of them loads those of the first "
+            "one.",
+            stacklevel=2,
+        )
+
+
+def _targets(run: Context) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+    """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
+    values = canonical_state_dict(bare_model(run.model))
+    groups = [] if run.optimizer is None else run.optimizer.param_groups
+    parameters = dict(enumerate(each for group in groups for each in group["params"]))
+
+    def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        part, _, path = name.partition("/")
+        live = values.get(path) if part in ("model", TRAINING_WEIGHTS) else None
+        if part == "optimizer" and (match := re.match(r"state\[(\d+)\]", path)):
+            live = parameters.get(int(match[1]))
+        if live is not None and is_sharded(live) and live.shape == shape:
+            return torch.empty_like(live, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype)
+
+    return make
+
 
 def load_states(
+    states: Iterable[Load],
     load_weights: Callable[[], None],
     optimizer: Any,
-    optimizer_state: Any,
-    others: Iterable[tuple[str, Any, Any]],
-    undo: Kept,
     *,
     source: object,
+    ranks: Ranks | None = None,
 ) -> None:
-    """Load states that were checked as far as possible. If one fails all the same, `undo` restores everything.
+    """Load states that were checked as far as possible. If one fails all the same, everything is as before.
 
+    No tensor is copied for that: optimizers make a new state when they load one, so the old one need only be kept.
     The weights come last, because they are changed in place.
 
     Args:
+        states: what `checked_states` returned, and others.
         load_weights: loads the weights.
-        optimizer: loads `optimizer_state`, unless that is None.
-        others: a name, an object with `load_state_dict`, and its state.
-        undo: keeps what is changed before the weights.
+        optimizer: whose settings schedulers may change when they load their states.
         source: where the states come from, for messages.
+        ranks: those that all undo the load if one of them fails.
 
     Raises:
         InvalidCheckpointError: names the object that cannot load its state.
     """
-    if optimizer is not None:
-        undo.optimizer(optimizer, steps=False)
-    if optimizer_state is not None:
-        with explained_loading(type(optimizer).__name__, source):
-            load_optimizer_state(optimizer, optimizer_state)
-    for name, target, state in others:
-        with explained_loading(name, source):
-            if hasattr(target, "param_groups"):
-                undo.optimizer(target, steps=False)
-                load_optimizer_state(target, state)
-            else:
-                undo.object(target)
-                target.load_state_dict(state)
-    load_weights()
+    with kept(only_if_it_fails=True) as undo:
+
+        def load() -> None:
+            if optimizer is not None:
+                undo.optimizer(optimizer, steps=False)
+            for name, target, state in states:
+                with explained_loading(name, source):
+                    if hasattr(target, "param_groups"):
+                        undo.optimizer(target, steps=False)
+                        load_optimizer_state(target, state)
+                    else:
+                        undo.object(target)
+                        target.load_state_dict(state)
+            load_weights()
+
+        load() if ranks is None else ranks.do_on_all(load)
 
 
-def check_same_kind(target: Any, state: Any, *, source: object) -> None:
-    """Refuse a state from `source` that was saved by another kind of scheduler or scaler than `target`.
+def checked_states(pairs: Iterable[tuple[Any, Any]], *, source: object) -> list[Load]:
+    """Optimizers, schedulers and scalers with the states that they will load; without those that have none.
 
-    Most of them load whatever they are given, and fail at the next step, or never.
+    Raises:
+        InvalidCheckpointError: if a state from `source` was saved by another kind of object. Most of them load whatever
+            they are given, and fail at the next step, or never.
     """
-    kind = type(target).__name__
+    checked = []
+    for target, state in pairs:
+        if target is None or state is None:
+            continue
+        if hasattr(target, "param_groups"):
+            state = checked_optimizer_state(target, state, source=source)
+        elif problem := _problem_of(target, state):
+            raise InvalidCheckpointError(
+                f"The state of the {type(target).__name__} in {source} cannot be loaded: {problem}. Nothing was "
+                "changed. Make it as it was."
+            )
+        checked.append((type(target).__name__, target, state))
+    return checked
+
+
+def _problem_of(target: Any, state: Any) -> str | None:
+    """Why another kind of scheduler or scaler than `target` must have saved `state`; None if it need not have."""
     live = target.state_dict()
-    problem = mismatch(live, state, "its state") or _mismatch_of_names(target, live, state)
-    if problem is not None:
-        raise InvalidCheckpointError(
-            f"The state of the {kind} in {source} cannot be loaded: {problem}. Nothing was changed. Make it as it was."
-        )
-
-
-def _mismatch_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
+    if problem := mismatch(live, state, "its state"):
+        return problem
     unknown = sorted(str(name) for name in state if name not in live)
     missing = sorted(str(name) for name in live if name not in state)
     if unknown and missing and type(target).__module__.startswith(_UNCHECKED):
@@ -95,46 +304,11 @@ def _mismatch_of_names(target: Any, live: Mapping[str, Any], state: Mapping[str,
     return None
 
 
-def save_checkpoint(
-    path: str | Path,
-    run: Context,
-    model: Any,
-    extra: Mapping[str, Any],
-    *,
-    optimizer: bool,
-    scheduler: bool,
-    per_node: bool,
-) -> None:
-    """Write a portable file. Must be called by all ranks; when it returns, all of them can load the file.
-
-    Args:
-        path: of the file.
-        run: has the optimizer and the scheduler.
-        model: the bare module.
-        extra: further entries.
-        optimizer, scheduler: whether their states are wanted, if there is one.
-        per_node: whether the first rank of each node writes, or only the first of all.
-    """
-    with run.mode.evaluating():
-        run.states.check_finite()  # on every rank, so that all of them get the error
-        checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
-        if optimizer and run.optimizer is not None:
-            checkpoint["optimizer_state_dict"] = whole(run.optimizer.state_dict())
-        if scheduler and run.scheduler is not None:
-            checkpoint["scheduler_state_dict"] = run.scheduler.state_dict()
-
-        def write() -> None:
-            if run.ranks.is_first_of_node if per_node else run.ranks.is_first:
-                save_portable(path, {**checkpoint, **extra})
-
-        run.ranks.do_on_all(write)
-
-
 def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
     """Load a file that `save_checkpoint` wrote. Returns all its entries.
 
     Raises:
-        MissingCheckpointError: a FileNotFoundError, if there is no such file.
+        MissingCheckpointError: a FileNotFoundError, if the file does not exist.
         InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
             changed.
     """
@@ -144,106 +318,11 @@ def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bo
             f"{path} has no 'model_state_dict', only {', '.join(map(repr, checkpoint)) or 'nothing'}. "
             "Load a file that `save_checkpoint` wrote."
         )
-    optimizer_state = checkpoint.get("optimizer_state_dict") if optimizer and run.optimizer is not None else None
-    scheduler_state = checkpoint.get("scheduler_state_dict") if scheduler and run.scheduler is not None else None
-    check_canonical(model, checkpoint["model_state_dict"])
-    if optimizer_state is not None:
-        check_optimizer_state(run.optimizer, optimizer_state, source=path)
-    others = []
-    if scheduler_state is not None:
-        check_same_kind(run.scheduler, scheduler_state, source=path)
-        others = [(type(run.scheduler).__name__, run.scheduler, scheduler_state)]
-    load_model = functools.partial(load_canonical, model, checkpoint["model_state_dict"])
-    with kept(only_if_it_fails=True) as undo:
-        load_states(load_model, run.optimizer, optimizer_state, others, undo, source=path)
+    weights = checkpoint["model_state_dict"]
+    check_canonical(model, weights)
+    pairs = [
+        (run.optimizer if optimizer else None, checkpoint.get("optimizer_state_dict")),
+        (run.scheduler if scheduler else None, checkpoint.get("scheduler_state_dict")),
+    ]
+    load_states(checked_states(pairs, source=path), lambda: load_canonical(model, weights), run.optimizer, source=path)
     return checkpoint
-
-
-def held_states(held: Mapping[str, Any], *, warns: bool) -> dict[str, Any]:
-    """The states of held parts, by path. Those that are empty are left out.
-
-    So are those that cannot be stored, such as quantized weights; with `warns`, a warning names them.
-    """
-    states, reasons = {}, []
-    for path, part in held.items():
-        state = _state_of(part)
-        try:
-            encode(state, path=path)
-        except CheckpointError as error:
-            reasons.append(str(error).splitlines()[1].strip())
-        else:
-            if state:
-                states[path] = state
-    if reasons and warns:
-        warnings.warn(
-            f"Training states, and so resumed runs, leave out what the trainer holds at {'; '.join(reasons)}.",
-            stacklevel=2,
-        )
-    return states
-
-
-def checked_states(
-    held: Mapping[str, Any], states: Mapping[str, Any], *, source: object, is_first: bool
-) -> list[tuple[str, Any, Any]]:
-    """Path, part and state of all held parts that are in `states`, which come from `source`. Changes nothing.
-
-    Raises:
-        InvalidCheckpointError: if a part does not exist any more, or is another one.
-    """
-    gone = [path for path in states if path not in held]
-    if gone and is_first:  # the first rank's states are those of all, whatever the others hold
-        raise InvalidCheckpointError(
-            f"The run that saved {source} had {', '.join(gone)}, which this trainer and its loss function do not have. "
-            "Nothing was loaded. Make the trainer as it was, before the run starts."
-        )
-    new = [path for path in held_states(held, warns=False) if path not in states]
-    if new and is_first:
-        warnings.warn(
-            f"The training state {source} has no values of {', '.join(new)}: they stay as they are.",
-            stacklevel=2,
-        )
-    checked = []
-    for path, part in held.items():
-        if path in states:
-            try:
-                checked.append((path, part, _checked(part, states[path], source)))
-            except InvalidCheckpointError as error:
-                raise InvalidCheckpointError(f"{path}: {error}") from error
-    return checked
-
-
-def held_modules(checked: list[tuple[str, Any, Any]]) -> list[tuple[nn.Module, Any]]:
-    """The modules among `checked_states`, and those made of single parameters, with their states."""
-    modules = [(_as_module(part), state) for _, part, state in checked]
-    return [(module, state) for module, state in modules if module is not None]
-
-
-def held_objects(checked: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """The others: optimizers, schedulers and scalers."""
-    return [each for each in checked if _as_module(each[1]) is None]
-
-
-def _as_module(part: Any) -> nn.Module | None:
-    if isinstance(part, torch.Tensor):
-        return nn.ParameterDict({"value": part})
-    return part if isinstance(part, nn.Module) else None
-
-
-def _state_of(part: Any) -> Any:
-    module = _as_module(part)
-    if module is not None:
-        return canonical_state_dict(module)
-    state = part.state_dict()
-    return without_callables(state) if hasattr(part, "param_groups") else state
-
-
-def _checked(part: Any, state: Any, source: object) -> Any:
-    module = _as_module(part)
-    if module is not None:
-        check_canonical(module, state)
-    elif hasattr(part, "param_groups"):
-        state = with_callables(state, part)
-        check_optimizer_state(part, state, source=source)
-    else:
-        check_same_kind(part, state, source=source)
-    return state

@@ -35,14 +35,7 @@ def without_callables(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_callables(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The inverse of `without_callables`, with the functions of the live `optimizer`.
-
-    Raises:
-        InvalidCheckpointError: if `state` is not that of an optimizer.
-    """
-    problem = problem_of_optimizer_state(state)
-    if problem is not None:
-        raise InvalidCheckpointError(f"The saved optimizer cannot be loaded: {problem}. Use another checkpoint.")
+    """The inverse of `without_callables`, with the functions of the live `optimizer`."""
     groups = [dict(group) for group in state["param_groups"]]
     ordered = _in_order(optimizer, {**state, "param_groups": groups})
     for group, live in zip(ordered["param_groups"], getattr(optimizer, "param_groups", None) or [], strict=False):
@@ -63,7 +56,7 @@ def read_optimizer_file(folder: Path) -> dict[str, Any] | None:
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load a state that passed `check_optimizer_state`; whole tensors are sharded like their parameters.
+    """Load what `checked_optimizer_state` returned; whole tensors are sharded like their parameters.
 
     Their dtypes stay: torch gives floating-point numbers the dtype of the parameter, also NAdam's product of momenta.
     """
@@ -102,27 +95,30 @@ def _was_cast(optimizer: Any, live: Any, saved: Any) -> bool:
     return not saved.ndim or not type(optimizer).__module__.startswith("torch.optim")
 
 
-def check_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> None:
-    """Refuse a state from `source` of another kind of optimizer, or of one with other parameters. Changes nothing."""
-    live_groups = getattr(optimizer, "param_groups", None)
-    if live_groups is None or (isinstance(state, Mapping) and "param_groups" not in state):
-        return  # not built like torch's optimizers: it has to check its state itself
-    problem = problem_of_optimizer_state(state) or problem_of_entries(optimizer, _in_order(optimizer, state))
+def checked_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> Mapping[str, Any]:
+    """The state for `load_optimizer_state`, with the functions of the live optimizer. Changes nothing.
+
+    Raises:
+        InvalidCheckpointError: if the state from `source` is of another kind of optimizer, or has other parameters.
+    """
+    if isinstance(state, Mapping) and "param_groups" not in state:
+        return state  # not built like torch's optimizers: it has to check its state itself
+    try:
+        is_like_torch = all(isinstance(group["params"], list) for group in state["param_groups"])
+        is_like_torch &= all(isinstance(entry, Mapping) for entry in state.get("state", {}).values())
+    except (AttributeError, LookupError, TypeError):
+        is_like_torch = False
+    if is_like_torch:
+        state = with_callables(state, optimizer)
+        problem = problem_of_entries(optimizer, state)
+    else:
+        problem = "it is not the state of an optimizer like torch's"
     if problem is not None:
         raise InvalidCheckpointError(
             f"The optimizer state in {source} does not fit this {type(_inner(optimizer)).__name__}: {problem}. Make "
             "the optimizer as it was when the state was saved, or load without it."
         )
-
-
-def problem_of_optimizer_state(state: Any) -> str | None:
-    """Why `state` can't be the state dict of an optimizer like torch's; None if it can."""
-    try:
-        is_one = all(isinstance(group["params"], list) for group in state["param_groups"])
-        is_one &= all(isinstance(entry, Mapping) for entry in state.get("state", {}).values())
-    except (AttributeError, LookupError, TypeError):
-        is_one = False
-    return None if is_one else "it is not the state of an optimizer like torch's"
+    return state
 
 
 def problem_of_entries(optimizer: Any, state: Mapping[str, Any]) -> str | None:
@@ -160,7 +156,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _in_order(optimizer: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of several optimizers in the order of the live ones; any other state as it is."""
+    """The state of multiple optimizers in the order of the live ones; any other state as it is."""
     inner = _inner(optimizer)
     return inner.in_order(state) if isinstance(inner, Optimizers) else state
 

@@ -71,7 +71,7 @@ class Retention:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether there is no rule."""
+        """Whether no rule is given."""
         return self.last is self.best is None
 
     def states_to_delete(self, values: Mapping[Path, float | None]) -> list[Path]:
@@ -91,7 +91,7 @@ class Retention:
 def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str | None) -> dict[Path, float | None]:
     """The values by which `Retention` ranks `states`; None where unknown.
 
-    The value of a state is the one recorded after its own last update. If several states have the same model (the last
+    The value of a state is the one recorded after its own last update. If states have the same model (the last
     epoch is often saved as ``final`` too), only the first gets the value, so that it takes one place among the best.
     The states must be complete, oldest first, and have `updates` among their facts.
     """

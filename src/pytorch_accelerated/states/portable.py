@@ -54,7 +54,7 @@ def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:
     before 1.6 have none.
 
     Raises:
-        MissingCheckpointError: a FileNotFoundError, if there is no such file.
+        MissingCheckpointError: a FileNotFoundError, if the file does not exist.
         CheckpointError: if the file cannot be read.
         InvalidCheckpointError: if it is damaged, does not hold a dict, or holds more than plain values and tensors.
     """

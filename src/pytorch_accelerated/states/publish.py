@@ -4,6 +4,8 @@ One process calls `begin`; every rank may then add files; after all have reporte
 The files are written into a hidden sibling, flushed and listed in a manifest, and the sibling is renamed. A folder that
 already has the name is moved aside first and deleted last, so one of the two is complete at any moment, and
 `verify.find_state` finds it. The next `begin` in the same place cleans up after processes that died.
+
+A run that continues while a thread writes uses the same code in the same order, so a crash has the same effects.
 """
 
 from __future__ import annotations
@@ -29,23 +31,16 @@ from pytorch_accelerated.states.layout import (
     FileEntry,
     HiddenName,
     Manifest,
-    check_file_name,
     dump_manifest,
     hidden_sibling,
     is_file_name,
 )
-from pytorch_accelerated.states.verify import (
-    WORTH_A_THREAD,
-    add_rest,
-    list_states,
-    open_plain_file,
-    read_manifest,
-)
+from pytorch_accelerated.states.verify import WORTH_A_THREAD, add_rest, list_states, open_plain_file, read_manifest
 
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
 
-# By folder: the serial number of the newest state elsewhere of which the folder's states are successors.
+# The states of a folder may continue others that are stored elsewhere. By folder: the serial number of the last one.
 highest_serials: dict[Path, int] = {}
 
 
@@ -61,7 +56,7 @@ class StagedFolder:
 
     def write_file(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         """`write_files` for a single file."""
-        (entry,) = self.write_files([(check_file_name(name), chunks)])
+        (entry,) = self.write_files([(name, chunks)])
         return entry
 
     def write_files(self, files: Iterable[tuple[str, Iterable[bytes | memoryview]]]) -> list[FileEntry]:
@@ -78,16 +73,17 @@ class StagedFolder:
                 file = opened.enter_context(disk.create_file(self.staging / name))
                 entries.append(self._write(file, name, chunks))
                 flushes.append(flushing.submit(disk.flush, file))
+            # A name may reach the disk before the content. The folder gets its name after all contents are there.
             for flush in flushes:
                 flush.result()
         return entries
 
-    def take_in(self) -> list[FileEntry]:
+    def add_files(self) -> list[FileEntry]:
         """Flush and hash the files that others have written, to this folder or `final`; the entries are for `commit`.
 
         To be called before `write_file`. Links, and files whose names a manifest cannot list, are left out.
         """
-        with explained(self.final, "taking in its files"):
+        with explained(self.final, "adding its files"):
             if self.final.exists() and not is_replaceable(self.final):
                 for path in self.final.iterdir():
                     disk.move(path, self.staging / path.name)
@@ -111,7 +107,15 @@ class StagedFolder:
             CheckpointError: if a file is missing here, or the disk fails; an earlier state then keeps the name.
         """
         files = tuple(sorted(files, key=lambda entry: entry.name))
-        self._check_complete(files)
+        there = {name: (self.staging / name).stat().st_size for name in plain_files(self.staging)}
+        missing = [entry.name for entry in files if there.get(entry.name) != entry.size_bytes]
+        if missing:
+            raise CheckpointError(
+                f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
+                "have written these files. Save to a folder that all machines share."
+            )
+        # The newest state is the one that was saved last. Clocks jump, and a run that resumes from an older state
+        # counts its updates from there again, so the folder counts the saves.
         parent = self.final.parent
         known = [highest_serials.get(parent, 0), *(manifest.serial for _, manifest in list_states(parent))]
         self.publish(dump_manifest(Manifest(1 + max(known), facts, files)))
@@ -124,8 +128,10 @@ class StagedFolder:
         """
         self.write_files([(MANIFEST_NAME, [manifest])])
         with explained(self.final):
-            disk.flush_folder(self.staging)
+            disk.flush_folder(self.staging)  # else the folder could lose names of its files after it has its own
             replaced = hidden_sibling(self.final, "replaced") if self.final.exists() else None
+            # A folder can't replace another one in one step. Between these two moves nothing has the final name, but
+            # the name of the old state says what it was, so a reader takes it, and the next save restores it.
             if replaced is not None:
                 disk.move(self.final, replaced)
             try:
@@ -134,7 +140,7 @@ class StagedFolder:
                 if replaced is not None:
                     disk.move(replaced, self.final)
                 raise
-            disk.flush_folder(self.final.parent)
+            disk.flush_folder(self.final.parent)  # before that, a power cut may undo the moves
         if replaced is not None:
             # The new state is safe; if the old one cannot be deleted now, a later `sweep` will do it.
             with contextlib.suppress(CheckpointError):
@@ -150,27 +156,18 @@ class StagedFolder:
     def _write(self, file: FileIO, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         digest = hashlib.sha256()
         size_bytes = 0
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as hashing:
             hashed: list[Future[None]] = []
             for chunk in chunks:
                 wait(hashed)
                 if len(chunk) < WORTH_A_THREAD:
                     digest.update(chunk)
-                else:
-                    hashed = [beside.submit(digest.update, chunk)]
+                else:  # hashing and writing take about as long, and both release the interpreter's lock
+                    hashed = [hashing.submit(digest.update, chunk)]
                 with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
                     disk.write(file, chunk)
                 size_bytes += len(chunk)
         return FileEntry(name, size_bytes, digest.hexdigest())
-
-    def _check_complete(self, files: tuple[FileEntry, ...]) -> None:
-        there = {name: (self.staging / name).stat().st_size for name in plain_files(self.staging)}
-        missing = [entry.name for entry in files if there.get(entry.name) != entry.size_bytes]
-        if missing:
-            raise CheckpointError(
-                f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
-                "have written these files. Save to a folder that all machines share."
-            )
 
 
 def plain_files(folder: Path) -> list[str]:
@@ -207,24 +204,22 @@ def _last_change(path: Path) -> int:
     return max(facts.st_mtime_ns, facts.st_ctime_ns)
 
 
-def begin(final: str | os.PathLike[str], *, takes_in: bool = False) -> StagedFolder:
+def begin(final: str | os.PathLike[str], *, keeps_files: bool = False) -> StagedFolder:
     """A new, empty, unpublished folder, which will be called `final`. To be called by one rank.
 
     Creates missing parents, and cleans up after dead processes in the same parent: after those of this host at once,
-    after those of other hosts when nothing has changed for an hour. With `takes_in`, `final` may hold other files, and
-    `StagedFolder.take_in` makes them a part of the state.
+    after those of other hosts when nothing has changed for an hour. With `keeps_files`, `final` may hold other files,
+    and `StagedFolder.add_files` makes them a part of the state.
 
     Raises:
         CheckpointError: if `final` exists and is neither a training state nor an empty folder, or if the disk fails.
     """
     final = resolved(final)
     with explained(final):
-        is_in_the_way = final.exists() and not (takes_in or is_replaceable(final))
-    if is_in_the_way:
-        raise CheckpointError(
-            f"{final} already exists and is not a training state. Choose another name, or delete it yourself."
-        )
-    with explained(final):
+        if final.exists() and not (keeps_files or is_replaceable(final)):
+            raise CheckpointError(
+                f"{final} already exists and is not a training state. Choose another name, or delete it yourself."
+            )
         make_folders(final.parent)
         staging = hidden_sibling(final, "partial")
         disk.create_folder(staging)
@@ -323,19 +318,15 @@ def _remove_tree(path: Path) -> None:
 
 def _is_abandoned(path: Path, hidden: HiddenName, *, now: float) -> bool:
     if hidden.is_on_this_host and os.name == "posix":
-        if hidden.is_of_this_process:
-            return False
-        return hidden.pid == os.getpid() or not _is_running(hidden.pid)
+        if hidden.pid == os.getpid():
+            return not hidden.is_of_this_process  # in a container, each process may have the pid of the one before
+        try:
+            os.kill(hidden.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it runs, but belongs to another user
+        return False
     children = path.iterdir() if path.is_dir() else ()
     last_change: float = max(one.lstat().st_mtime for one in (path, *children))
     return now - last_change > _STALE_AFTER_SECONDS
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it runs, but belongs to another user
-    return True

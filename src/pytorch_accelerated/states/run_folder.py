@@ -18,7 +18,6 @@ from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.disk import is_url, resolved
 from pytorch_accelerated.states.publish import explained, make_folders
-from pytorch_accelerated.states.state_folder import BackgroundWriter
 from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
 
 try:
@@ -42,7 +41,7 @@ class FolderLock:
     Args:
         folder: created if needed.
         argument: the user's argument that names the folder, for messages.
-        name: of the file in the folder; locks of other names may be held at the same time.
+        name: the file in the folder; locks of other names may be held at the same time.
     """
 
     def __init__(self, folder: str | Path, argument: str = "save_dir", name: str = LOCK_NAME) -> None:
@@ -105,35 +104,6 @@ class FolderLock:
         )
 
 
-class StateFolders:
-    """The folders to which a run has saved training states."""
-
-    def __init__(self) -> None:
-        self._known: set[Path] = set()
-
-    def add_saved(self, state: Path, ranks: Ranks, writer: BackgroundWriter | None = None) -> None:
-        """Remember where a state was saved. All machines check that they see the first state in each folder.
-
-        The `writer` may still be writing the state; the machines wait for the first one. Must be called by all ranks.
-
-        Raises:
-            CheckpointError: on all ranks, if a machine doesn't see the state.
-        """
-        folder = state.resolve().parent
-        if folder in self._known:
-            return
-        if _are_on_several_machines(ranks):
-            if writer is not None:
-                ranks.do_on_all(writer.wait)
-            refuse_unshared(folder, ranks)
-        self._known.add(folder)
-
-    def newest(self, others: set[Path]) -> Path | None:
-        """The newest complete state in these folders and in `others`."""
-        states = [state for folder in self._known | others for state in list_states(folder)]
-        return max(states, key=lambda state: state[1].serial, default=(None, None))[0]
-
-
 def agree_on_resuming(place: str | Path | None, ranks: Ranks) -> None:
     """Make sure that either all ranks resume from `place`, and see the same state there, or none resumes.
 
@@ -160,7 +130,7 @@ def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
     Raises:
         CheckpointError: on all ranks, if the machines see different states; says what each of them sees.
     """
-    if not _are_on_several_machines(ranks):
+    if not are_on_several_machines(ranks):
         return
     deadline = time.monotonic() + SECONDS_TO_APPEAR
     looks = ranks.is_first_of_node
@@ -178,7 +148,8 @@ def refuse_unshared(place: str | Path, ranks: Ranks) -> None:
     )
 
 
-def _are_on_several_machines(ranks: Ranks) -> bool:
+def are_on_several_machines(ranks: Ranks) -> bool:
+    """Whether the ranks of a run may see different disks. Must be called by all ranks."""
     return ranks.count > 1 and ranks.any(ranks.local_index != ranks.index)
 
 

@@ -1,6 +1,6 @@
 """Nested state as a folder and back, and writing it in the background while the run continues.
 
-Combines `codec`, `formats`, `publish` and `verify`. Each rank writes its pieces of sharded tensors to one safetensors
+Combines `codec`, `publish` and `verify`. Each rank writes its pieces of sharded tensors to one safetensors
 file, under names that say where they belong (``model/0.weight[4:7,0:5]``), and rank 0 lists the tensors in
 ``shards.json``. Any number of ranks can read them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,24 @@ import torch
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.ranks.ranks import Ranks
-from pytorch_accelerated.ranks.sharding import Shard, is_sharded, own_part, shard_of
-from pytorch_accelerated.states.codec import Encoded, decode, encode
-from pytorch_accelerated.states.formats import DTYPE_NAMES, DTYPES, chunks, dump_json, load_json, read_tensors
-from pytorch_accelerated.states.layout import (
-    PARTS,
-    SHARDS_FILE,
-    SHARDS_NAME,
-    FileEntry,
-    Manifest,
-    check_file_name,
+from pytorch_accelerated.ranks.sharding import is_sharded, own_part, shard_of
+from pytorch_accelerated.states.codec import (
+    DTYPE_NAMES,
+    DTYPES,
+    Encoded,
+    chunks,
+    decode,
+    dump_json,
+    load_json,
+    read_tensors,
 )
+from pytorch_accelerated.states.layout import PARTS, SHARDS_FILE, SHARDS_NAME, FileEntry, Manifest
 from pytorch_accelerated.states.publish import StagedFolder, begin
 from pytorch_accelerated.states.verify import open_verified, read_manifest, tensors_of_file
 
 MakeTarget = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
 Place = list[tuple[int, int]]
 """Start and end of a piece in each dimension."""
-
-
-def encode_parts(parts: Mapping[str, Any]) -> dict[str, Encoded]:
-    """Nested state by name, ready to be written; its tensors are the live ones. Raises as `codec.encode` does."""
-    return {name: encode(value, path=name) for name, value in parts.items()}
 
 
 def write_encoded(
@@ -55,49 +51,40 @@ def write_encoded(
         final: the folder to write, which all ranks must be able to reach; or one that `publish.begin` has made, whose
             files become a part of the state.
         facts: plain values that `verify.read_manifest` finds without reading the parts.
-        encoded: what `encode_parts` returned; each part becomes ``<name>.json`` and ``<name>.safetensors``, and each
+        encoded: by name, what `encode` returned; each part becomes ``<name>.json`` and ``<name>.safetensors``, and each
             rank writes its own pieces of sharded tensors.
         ranks: the ranks that have pieces of sharded tensors, all of which must call this. None: nothing is sharded.
 
     Raises:
         CheckpointError: describes the disk's error. Earlier saves are unchanged.
     """
-
-    def start() -> StagedFolder:
-        return final if isinstance(final, StagedFolder) else begin(final)
-
-    staged = start() if ranks is None else ranks.do_on_first(start)
+    # Without sharded tensors, the first rank is here alone.
+    on_first: Callable[[Callable[[], Any]], Any] = _call if ranks is None else ranks.do_on_first
+    staged: StagedFolder = on_first(lambda: final if isinstance(final, StagedFolder) else begin(final))
     try:
-        if ranks is None:
-            _publish(staged, facts, encoded, staged.take_in())
-        else:
-            shards = {f"{name}/{key}": tensor for name, part in encoded.items() for key, tensor in part.sharded.items()}
-            others = ranks.do_on_first(staged.take_in)
-            files = write_shards(ranks, staged, shards)
-            ranks.do_on_first(lambda: _publish(staged, facts, encoded, others, files))
+        others = on_first(staged.add_files)
+        shards = [] if ranks is None else _write_shards(ranks, staged, encoded)
+
+        def publish() -> None:  # the last thing: all ranks have their pieces on the disk
+            files = staged.write_files(_files_of(encoded))
+            staged.commit({**facts, PARTS: list(encoded)} if others else facts, [*shards, *others, *files])
+
+        on_first(publish)
     except BaseException:
         if ranks is None or ranks.is_first:
             staged.abort()
         raise
 
 
-def _publish(
-    staged: StagedFolder,
-    facts: dict[str, Any],
-    encoded: Mapping[str, Encoded],
-    others: list[FileEntry],
-    shards: Sequence[FileEntry] = (),
-) -> None:
-    files = staged.write_files(file for name, part in encoded.items() for file in _files_of(name, part))
-    if others:
-        facts = {**facts, PARTS: list(encoded)}
-    staged.commit(facts, [*shards, *others, *files])
+def _call(work: Callable[[], Any]) -> Any:
+    return work()
 
 
-def _files_of(name: str, part: Encoded) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
-    """The two files of a part. Tensors on other devices are copied to the host one at a time."""
-    yield check_file_name(f"{name}.json"), [dump_json(part.structure)]
-    yield f"{name}.safetensors", chunks(part.tensors)
+def _files_of(encoded: Mapping[str, Encoded]) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    """The two files of each part. Tensors on other devices are copied to the host one at a time."""
+    for name, part in encoded.items():
+        yield f"{name}.json", [dump_json(part.structure)]
+        yield f"{name}.safetensors", chunks(part.tensors)
 
 
 def read_state(
@@ -131,14 +118,10 @@ def read_state(
     if SHARDS_NAME in entries:
         layout = _read_structure(folder, entries[SHARDS_NAME])
         layout = {name: facts for name, facts in layout.items() if name.partition("/")[0] in chosen}
-        for name, tensor in read_shards(folder, entries, layout, make_target or _whole_target).items():
+        for name, tensor in _read_shards(folder, entries, layout, make_target).items():
             part, _, path = name.partition("/")
             tensors[part][path] = tensor
     return manifest.facts, {name: decode(structures[name], tensors[name], path=name) for name in chosen}
-
-
-def _whole_target(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def part_names(manifest: Manifest) -> list[str]:
@@ -163,10 +146,8 @@ def read_file_of_tensors(folder: Path, entry: FileEntry) -> dict[str, Any]:
         return dict(read_tensors(read_into, entry.size_bytes, what=str(folder / entry.name)))
 
 
-def write_shards(ranks: Ranks, staged: StagedFolder, shards: Mapping[str, Shard]) -> list[FileEntry]:
-    """Write each rank's `shards`, named uniquely in the state, to a folder that all ranks can reach.
-
-    Must be called by all ranks, with parts of the same tensors.
+def _write_shards(ranks: Ranks, staged: StagedFolder, encoded: Mapping[str, Encoded]) -> list[FileEntry]:
+    """Write each rank's parts of sharded tensors to a folder that all ranks can reach. Must be called by all ranks.
 
     Returns:
         The files of all ranks, for `StagedFolder.commit`.
@@ -174,6 +155,7 @@ def write_shards(ranks: Ranks, staged: StagedFolder, shards: Mapping[str, Shard]
     Raises:
         CheckpointError: on every rank, if any rank could not write its file.
     """
+    shards = {f"{name}/{key}": shard for name, part in encoded.items() for key, shard in part.sharded.items()}
 
     def write() -> list[FileEntry]:
         own = {
@@ -193,13 +175,13 @@ def write_shards(ranks: Ranks, staged: StagedFolder, shards: Mapping[str, Shard]
     return [entry for files in ranks.exchange(ranks.do_on_all(write)) for entry in files]
 
 
-def read_shards(
-    folder: Path, entries: Mapping[str, FileEntry], layout: Any, make_target: MakeTarget
+def _read_shards(
+    folder: Path, entries: Mapping[str, FileEntry], layout: Any, make_target: MakeTarget | None
 ) -> dict[str, torch.Tensor]:
     """The sharded tensors of a state folder. Reads and checks only the files that this rank needs.
 
     Args:
-        folder, entries: of the state, and its files by name.
+        folder, entries: the state, and its files by name.
         layout: the content of ``shards.json``.
         make_target: returns the tensor to fill for a name, shape and dtype; a sharded one gets this rank's part.
 
@@ -220,7 +202,10 @@ def read_shards(
         raise InvalidCheckpointError(
             f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error})."
         ) from error
-    targets = {name: make_target(name, *facts) for name, facts in tensors.items()}
+    targets = {
+        name: torch.empty(shape, dtype=dtype) if make_target is None else make_target(name, shape, dtype)
+        for name, (shape, dtype) in tensors.items()
+    }
     places = {
         name: shard_of(target).place if is_sharded(target) else [(0, size) for size in target.shape]
         for name, target in targets.items()
@@ -259,8 +244,13 @@ def _within(spans: Place, place: Place) -> tuple[slice, ...]:
 class BackgroundWriter:
     """Writes state folders, one at a time, in its own thread; the run waits only while the tensors are copied.
 
-    The copies are as large as the state. They are in host memory (pinned for tensors of a CUDA device) and are reused
-    for the next state, until `close`. Only the thread of the run may call the methods.
+    All tensors are copied before the run continues: one by one as they are written, they would come from different
+    updates. The copies are as large as the state, so this is off by default. They are in host memory (pinned for
+    tensors of a CUDA device), and are reused for the next state, until `close`, because allocating so much memory costs
+    several times as much as the copy itself. Only the thread of the run may call the methods.
+
+    A thread is enough, because hashing and writing release the interpreter's lock; another process would need the
+    copies in shared memory.
 
     Attributes:
         failure: why a state could not be written; `wait` raises it.

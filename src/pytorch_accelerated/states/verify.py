@@ -1,4 +1,7 @@
-"""Finds state folders and verifies that they match their manifest. Nothing here changes the disk."""
+"""Finds state folders and verifies that they match their manifest. Nothing here changes the disk.
+
+What matches its manifest counts as written by a run: whoever can write to the folder could forge both.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
+from pytorch_accelerated.states.codec import read_layout
 from pytorch_accelerated.states.disk import children_of, explained_reading, is_folder, kind_of, resolved
-from pytorch_accelerated.states.formats import read_layout
 from pytorch_accelerated.states.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -166,7 +169,11 @@ def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = veri
         raise CheckpointError(
             f"{folder} is a file; a training state is a folder. To read a '.pt' file use `load_checkpoint`."
         )
-    found = _newest_valid(state_folders(folder) if kind == "folder" else _replaced(folder), folder, check)
+    folders = state_folders(folder if kind == "folder" else folder.parent)
+    if kind is None:  # a process may have died while it replaced `folder`
+        hidden = {each: HiddenName.parse(each.name) for each in folders}
+        folders = [each for each, name in hidden.items() if name is not None and name.final == folder.name]
+    found = _newest_valid(folders, folder, check)
     if found is None and kind == "folder":
         _refuse_states_of_accelerate(folder)
     elif found is None and STATE_NAME.fullmatch(folder.name):
@@ -247,12 +254,6 @@ def state_folders(parent: Path) -> list[Path]:
     return folders
 
 
-def _replaced(final: Path) -> list[Path]:
-    """States that had the name `final` when a process died while it replaced them."""
-    hidden_names = ((folder, HiddenName.parse(folder.name)) for folder in state_folders(final.parent))
-    return [folder for folder, hidden in hidden_names if hidden is not None and hidden.final == final.name]
-
-
 def looks_like_state(folder: Path, *, may_be_link: bool = True) -> bool:
     """Whether `folder` has files that only states have.
 
@@ -291,6 +292,7 @@ def open_plain_file(path: Path) -> Iterator[FileIO]:
         InvalidCheckpointError: if `path` is a link or not a regular file, or cannot be read.
     """
     with explained_reading(path):
+        # A link may point to a file that somebody changes while we read it, and a pipe would keep us waiting.
         if not stat.S_ISREG(path.lstat().st_mode):
             raise InvalidCheckpointError(f"{path} is not a regular file; training states hold nothing else.")
         with open(path, "rb", buffering=0) as file:

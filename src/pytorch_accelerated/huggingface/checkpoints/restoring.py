@@ -17,14 +17,13 @@ from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAM
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
-from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.disk import is_file, kind_of
-from pytorch_accelerated.states.loading import check_same_kind, load_states
+from pytorch_accelerated.states.loading import checked_states, load_states
 from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE as OPTIMIZER_NAME
-from pytorch_accelerated.states.optimizers import check_optimizer_state, with_callables, without_callables
+from pytorch_accelerated.states.optimizers import without_callables
 from pytorch_accelerated.states.portable import load_portable
 from pytorch_accelerated.states.run_folder import agree_on_resuming
 
@@ -137,18 +136,9 @@ def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: 
     paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
     optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
     generators = read_generator_states(folder / _rng_state_name(engine.ranks.index, engine.ranks))
-    if optimizer is not None:
-        optimizer = with_callables(optimizer, engine.optimizer)
-        check_optimizer_state(engine.optimizer, optimizer, source=folder / OPTIMIZER_NAME)
-    others = [
-        (type(target).__name__, target, state)
-        for target, state in ((engine.scheduler, scheduler), (engine.accelerator.scaler, scaler))
-        if target is not None and state is not None
-    ]
-    for _, target, state in others:
-        check_same_kind(target, state, source=folder)
-    with kept(only_if_it_fails=True) as undo:
-        load_states(load_weights, engine.optimizer, optimizer, others, undo, source=folder)
+    states = checked_states([(engine.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
+    states += checked_states([(engine.scheduler, scheduler), (engine.accelerator.scaler, scaler)], source=folder)
+    load_states(states, load_weights, engine.optimizer, source=folder)
     if generators is not None:
         restore_generator_states(generators)
     missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]

@@ -25,9 +25,8 @@ from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.sharding import has_shards, is_sharded, own_part, whole
 from pytorch_accelerated.states import disk
-from pytorch_accelerated.states.codec import encode
+from pytorch_accelerated.states.codec import chunks, encode, read_tensors
 from pytorch_accelerated.states.disk import explained_reading, is_file
-from pytorch_accelerated.states.formats import chunks, read_tensors
 from pytorch_accelerated.states.layout import MANIFEST_NAME, SHARDS_NAME, Manifest
 from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE
 from pytorch_accelerated.states.portable import load_portable, save_portable

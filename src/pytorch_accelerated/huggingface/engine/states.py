@@ -30,6 +30,7 @@ from pytorch_accelerated.states.publish import begin, cover_changes, explained, 
 from pytorch_accelerated.states.state_folder import part_names, read_state, write_encoded
 from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.states.verify import read_manifest
+from pytorch_accelerated.states.weights import check_model_finite
 
 
 class CheckpointStates(States):
@@ -108,8 +109,8 @@ class CheckpointStates(States):
         With `only_model`, a resume gets nothing else.
         """
         context, ranks, model = self.context, self.context.ranks, self.context.holder.model
-        self.check_finite()
-        folder_of_all = ranks.do_on_first(lambda: begin(folder, takes_in=True))
+        check_model_finite(context.model, ranks)
+        folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
         staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=context.mode.changes_weights)
         try:
             ranks.do_on_all(explained(folder, "writing the model")(lambda: write_files(staged)))
@@ -119,9 +120,10 @@ class CheckpointStates(States):
             else:
                 frozen = frozen_base(model)
                 save_run(
-                    self.contents(),
+                    context,
                     folder_of_all,
                     {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+                    moment=self.cut,
                     skipped_weights=frozen,
                     weights_part=ranks.do_on_first(lambda: staged.weights_part),
                     has_optimizer_file=staged.has_optimizer,
