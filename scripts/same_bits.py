@@ -51,7 +51,7 @@ RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
 ROWS = 22
 #: Words of recorded names that no two runs have in common.
-CLOCK = ("second", "time", "wait", "memory")
+CLOCK = ("second", "time", "wait", "memory", "ranks")  # `ranks` in a step record: how long each one took
 
 
 # ------------------------------------------------------------------------------------------------------------ the data
