@@ -43,6 +43,7 @@ from pytorch_accelerated.huggingface import TrainerCallback as FaceCallback
 from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.bars import BarDisplay
 from tests.huggingface.runs import StopAt
+from tests.proving.faults import Own
 from tests.support.dispositions import default_signals
 from tests.support.processes import run_forked, run_on_ranks
 from tests.support.reference import regression_data
@@ -364,7 +365,9 @@ class SavedRamp(Ramp):
         self.updates = state["updates"]
 
 
-def test_a_decay_that_ramps_goes_on_after_a_resume_lightly_train_892(tmp_path: Path) -> None:
+def test_a_decay_that_ramps_goes_on_after_a_resume_or_prove_names_its_counter_lightly_train_892(
+    tmp_path: Path,
+) -> None:
     def ramp(kind: type[Ramp]) -> Ramp:
         return kind(save_path=tmp_path / "average.pt", evaluate_during_training=False)
 
@@ -375,6 +378,15 @@ def test_a_decay_that_ramps_goes_on_after_a_resume_lightly_train_892(tmp_path: P
     Run("native", folder, resumed).train(Rows(20), 2, resumes=True)
     assert resumed.ema_model.decay == 10 / 11
     assert_same(resumed.ema_model.module.state_dict(), whole.ema_model.module.state_dict())
+
+    proofs = {}
+    for takes_part in (False, True):
+        average, net = ramp(Ramp), Net()
+        average.takes_part_in_preflight = takes_part  # by default callbacks that write files don't
+        trainer = Own(net, None, SGD(net.parameters()), callbacks=[average], seed=1)
+        proofs[takes_part] = str(trainer.prove(Rows(20), updates=4, per_device_batch_size=4))
+    assert re.search("not checked: callbacks that .* write files, .*: Ramp", proofs[False])
+    assert re.search(r"`updates` of the callback Ramp was \d in the uninterrupted run and 0 after", proofs[True])
 
 
 VALUES = (1.0, 0.9, 0.8, 0.85, 0.7, 0.75, 0.76, 0.5, 0.4)  # the best is the fifth; with patience 2 the seventh ends it

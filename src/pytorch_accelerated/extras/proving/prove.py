@@ -303,7 +303,7 @@ class _Proving:
         if self._arguments.get("eval_dataset") is None:
             yield "an evaluation: there is no `eval_dataset`"
         if left_out:
-            yield f"callbacks that print or write files: {', '.join(left_out)}"
+            yield f"callbacks that print or write files, without `takes_part_in_preflight`: {', '.join(left_out)}"
         yield f"other devices than {context.accelerator.device.type}, and more than two processes"
 
     def _with_workers(self, workers: int) -> Check:
