@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import ConcatDataset, StackDataset, default_collate, default_convert
 
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.ranks.compat.torch import version_of
@@ -20,7 +20,7 @@ _OF_CLASSES = {nn.functional.cross_entropy, nn.functional.nll_loss}
 
 
 class Counter:
-    """Counts the items of a host batch: what its loss is the mean of.
+    """Counts the items of a batch: what its loss is the mean of.
 
     Attributes:
         counts_rows: whether they are the rows of the batch.
@@ -76,7 +76,7 @@ class RowsLeft(Counter):
 
 
 class TargetsThatCount(Counter):
-    """Sums the weights of the targets of a host batch: what `CrossEntropyLoss` and `NLLLoss` divide by.
+    """Sums the weights of the targets of a batch: what `CrossEntropyLoss` and `NLLLoss` divide by.
 
     Their mean is sum(w[target] * loss) / sum(w[target]) over the targets other than `ignore_index`, as torch documents.
     For targets that are probabilities of classes, it is a mean over rows.
@@ -90,8 +90,8 @@ class TargetsThatCount(Counter):
         self._weight, self._ignored = weight, ignored
         self._known: tuple[int | None, torch.Tensor] | None = None
 
-    def __call__(self, batch: Any, samples: int | None) -> float | None:
-        """The sum; None for a batch that is no tuple of inputs and targets."""
+    def __call__(self, batch: Any, samples: int | None) -> Any:
+        """The sum, a tensor on the device of the targets; None for a batch that is no tuple of inputs and targets."""
         targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
         if not isinstance(targets, torch.Tensor) or not targets.ndim:
             return None
@@ -99,8 +99,8 @@ class TargetsThatCount(Counter):
             return len(targets)
         counting = targets != self._ignored
         if self._weight is None:
-            return int(counting.sum())
-        return float(self._weights()[targets[counting].long()].sum())
+            return counting.sum()
+        return self._weights().to(targets.device)[targets[counting].long()].sum()
 
     def _weights(self) -> torch.Tensor:
         """The weights in double precision, in host memory."""
@@ -142,10 +142,24 @@ def _arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:
 
 def _has_ignored(dataset: Any) -> bool:
     """Whether a dataset in memory has targets of -100, which losses of torch leave out without being told."""
+    if type(dataset) is ConcatDataset:
+        return any(map(_has_ignored, dataset.datasets))
+    if type(dataset) is StackDataset and isinstance(dataset.datasets, tuple) and len(dataset.datasets) > 1:
+        targets = dataset.datasets[1]
+        return isinstance(targets, torch.Tensor) and _is_ignored(targets)
+    if type(dataset) is list:
+        pairs = (row[1] for row in dataset if type(row) in _COLUMNS and len(row) > 1)
+        return any(isinstance(each, (int, np.integer, torch.Tensor)) and _is_ignored(each) for each in pairs)
     arrays = as_array_dataset(dataset)
     data = None if arrays is None else arrays.data
     targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
     if isinstance(targets, np.ndarray):
         return targets.dtype.kind == "i" and bool((targets == _NOTHING_GIVEN).any())
-    is_whole = isinstance(targets, torch.Tensor) and not targets.is_floating_point()
-    return is_whole and bool((targets == _NOTHING_GIVEN).any())
+    return isinstance(targets, torch.Tensor) and _is_ignored(targets)
+
+
+def _is_ignored(target: Any) -> bool:
+    """Whether a number or a tensor of targets has a -100."""
+    if isinstance(target, torch.Tensor):
+        return not target.is_floating_point() and bool((target == _NOTHING_GIVEN).any())
+    return bool(target == _NOTHING_GIVEN)

@@ -17,7 +17,7 @@ from pytorch_accelerated.data.building import (
     default_loader_kwargs,
     effective_kwargs,
 )
-from pytorch_accelerated.data.counting import Counter, OfUser, counter_of
+from pytorch_accelerated.data.counting import Counter, OfUser, RowsLeft, counter_of
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.facts.order import HOOKS
@@ -66,6 +66,7 @@ class TrainerHooks:
     inference_mode = GivenArgument()
     timeout = GivenArgument()
     _batch_samples: int | None = None  # of the batch that a hook is computing, as far as the loader knows
+    _counters: Mapping[str, Counter | None] = {}  # what counts the items of a batch that an override passes on to ours
     _kind_of_states = States
     _makes_optimizer = False  # True if a subclass creates the optimizer when a run starts
 
@@ -227,7 +228,7 @@ class TrainerHooks:
                 `num_items_in_batch`, if the mean is not taken over samples (then for every batch); and anything else
                 that callbacks should see.
         """
-        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook="calculate_train_batch_loss")
+        return self._loss_of(batch, "calculate_train_batch_loss")
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
@@ -276,7 +277,16 @@ class TrainerHooks:
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """The loss of an evaluation batch, without gradients; see `calculate_train_batch_loss`."""
-        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook="calculate_eval_batch_loss")
+        return self._loss_of(batch, "calculate_eval_batch_loss")
+
+    def _loss_of(self, batch: Any, hook: str) -> dict[str, Any]:
+        """The result of a default hook, which an override may have called, and given a part of the batch."""
+        if hook not in self._counters:
+            return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook=hook)
+        output = batch_loss(self.model, self.loss_func, batch, RowsLeft()(batch, self._batch_samples), hook=hook)
+        counter = self._counters[hook]
+        items = None if counter is None else counter(batch, self._batch_samples)
+        return output if items is None else {**output, "num_items_in_batch": items}
 
     def eval_epoch_end(self) -> None:
         """An evaluation has ended; its loss is recorded next."""
@@ -314,7 +324,11 @@ def counter_for(context: Context, loader: Any, hook: str) -> Counter | None:
     trainer, is_predicting = context.trainer, hook == "calculate_predict_batch_outputs"
     if context.count_items is not None and not is_predicting:
         return OfUser(context.count_items)
-    return None if overrides(trainer, hook) else counter_of(None if is_predicting else trainer.loss_func, loader)
+    counter = counter_of(None if is_predicting else trainer.loss_func, loader)
+    if not overrides(trainer, hook):
+        return counter
+    trainer._counters = {**trainer._counters, hook: counter}
+    return None
 
 
 def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ from pytorch_accelerated.ranks.compat.torch import found_infinite, scale_all
 from pytorch_accelerated.ranks.held import held_parts, trained_outside
 from pytorch_accelerated.ranks.numerics import clip_norm
 from pytorch_accelerated.ranks.sharding import own_parts
+from pytorch_accelerated.record.warning import warn_user
 
 # The owner and the name of something that an update calls.
 Call = tuple[object, str]
@@ -49,6 +50,7 @@ class Step:
         self.context = context
         self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
         self.late_counts = LateCounts(context.ranks)
+        self._checks_size = True
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
         self._record: Callable[..., None] = own.get("_update_loss_tracker", context.losses.update)
         self._clips = "_clip_gradients" in own or context.settings.clips_gradients
@@ -141,9 +143,23 @@ class Step:
             weight = self.late_counts.add(output["batch_size"] if count is None else count, self.current.samples)
             if isinstance(weight, torch.Tensor):
                 return loss * weight.to(device=loss.device, dtype=loss.dtype)
+        elif self._checks_size:
+            self._check_size(output["batch_size"])
         if weight == 1:
             return loss
         return loss * weight if weight else adding_nothing(loss)
+
+    def _check_size(self, size: Any) -> None:
+        """Warn once if a hook says that its loss is the mean of other rows than those by which it is weighed."""
+        rows = self.micro_batch.samples
+        if type(size) is int and self.micro_batch.items is None and rows not in (None, size):
+            self._checks_size = False
+            warn_user(
+                self.context.ranks,
+                f"`calculate_train_batch_loss` returned {size} as 'batch_size' for a batch of {rows} rows. That counts "
+                "in the recorded loss, but gradients are weighted by rows. If the loss is a mean over something else, "
+                "return the number as 'num_items_in_batch', for every batch.",
+            )
 
     def is_counted_late(self, output: Mapping[str, Any]) -> bool:
         """Whether the weight of the current batch depends on the hook's output."""

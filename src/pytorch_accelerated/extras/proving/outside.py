@@ -31,7 +31,14 @@ _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random"
 _FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
 _OF_TRAINER = {"run_context", "loss_func", "callbacks", "create_scheduler_fn", "collate_fn", "train_dataset"}
-_OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_samples", "_pad_uneven_eval_batches"}
+_OF_TRAINER |= {
+    "eval_dataset",
+    "_callbacks",
+    "_precision_at_start",
+    "_batch_samples",
+    "_counters",
+    "_pad_uneven_eval_batches",
+}
 _OF_MODULES = set(vars(nn.Module()))
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
 _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
