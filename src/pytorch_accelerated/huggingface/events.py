@@ -7,20 +7,18 @@ import functools
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.loop.callback import TrainerCallback as NativeCallback
 from pytorch_accelerated.loop.handler import EventHandler, needs_agreement
-from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.states.disk import explained_reading
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 
@@ -248,7 +246,12 @@ class CallbackHandler(EventHandler):
 
     Args:
         callbacks: instances, or classes that can be made without arguments.
+
+    Attributes:
+        is_agreed: whether the ranks have agreed on the flags of the control since the last event.
     """
+
+    is_agreed = False
 
     def __init__(
         self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
@@ -295,34 +298,62 @@ class CallbackHandler(EventHandler):
         """Do what `pop_callback` does, without returning anything."""
         self.pop_callback(callback)
 
-    def listens_to(self, event: str) -> bool:
-        """Whether any callback does something at `event`."""
-        return bool(self.acting_methods(event))
+    def fire(self, event: str, trainer: Any, /, **values: Any) -> None:
+        """Call the callbacks with the arguments, the state and the control that a trainer has at this moment.
+
+        Flags of the control that the event fulfils are cleared before. A control that a callback has returned takes the
+        place of the trainer's.
+        """
+        for flag in _CLEARED_AT.get(event, ()):
+            setattr(trainer.control, flag, False)
+        trainer.control = self.call_event(event, trainer.args, trainer.state, trainer.control, **values)
+        self.is_agreed = False
+
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Call all callbacks in their order, and return the control that they leave.
+
+        Each is asked for its method when its turn comes, which takes no longer than a look whether the answer still
+        holds: scripts exchange callbacks, and methods of them, in the middle of a run.
+        """
+        empty = getattr(TrainerCallback, event, None)
+        for callback in tuple(self._callbacks):  # one may remove itself
+            method = getattr(callback, event, None)
+            if callable(method) and getattr(method, "__func__", method) is not empty:
+                parts = {name: getattr(self, name) for name in _HANDED_OVER}
+                result = method(args, state, control, **parts, **kwargs)
+                control = control if result is None else result
+        return control
+
+    def fire_for_script(self, event: str, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+        """Do what the method named like `event` does: `fire`, with the metrics or the logs by position or by name."""
+        kwargs.update(zip([_VALUES[event]] if values else [], values, strict=True))
+        given = SimpleNamespace(args=args, state=state, control=control)
+        self.fire(event, given, **kwargs)
+        return given.control
 
     def ranks_agree_after_each_update(self) -> bool:
         """Whether some callback may set a flag of the control at any time, as the callbacks declare."""
-        return any(map(needs_agreement, self.callbacks))
+        return any(map(needs_agreement, self._callbacks))
 
-    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Call all callbacks in their order, and return the control that they leave."""
-        for method in self.acting_methods(event):
-            parts = {name: getattr(self, name) for name in _HANDED_OVER}
-            result = method(args, state, control, **parts, **kwargs)
-            if result is not None:
-                control = result
-        return control
-
-    def fire(self, event: str, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
-        """Do what the method named like `event` does: clear flags of the control, then `call_event`.
+    def note_end(self, reason: str, skipped_updates: int) -> None:
+        """Inform the display of how a training ended, which no event does.
 
         Args:
-            event, args, state, control, kwargs: as there.
-            values: the metrics or the logs of an event that has them, for which scripts give no name.
+            reason: why it ended early, or "" for what callbacks of ours know about that.
+            skipped_updates: see `RunEnd`.
         """
-        kwargs.update(zip([_VALUES[event]] if values else [], values, strict=True))
-        for flag in _CLEARED_AT.get(event, ()):
-            setattr(control, flag, False)
-        return self.call_event(event, args, state, control, **kwargs)
+        ours = list(filter(is_ours, self._callbacks))
+        reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
+        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates)
+        for callback in ours:
+            if hasattr(callback, "note_end"):
+                callback.note_end(end)
+
+    def close_displays(self) -> None:
+        """Close progress bars and log files after an exception, for which callbacks have no event."""
+        for callback in filter(is_ours, self._callbacks):
+            if callable(close := getattr(callback, "close", None)):
+                close()
 
     if TYPE_CHECKING:  # the methods of the events
 
@@ -348,13 +379,9 @@ class CallbackHandler(EventHandler):
                 )
         return True
 
-    def _empty_bases(self) -> tuple[type, ...]:
-        genuine = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", TrainerCallback)
-        return TrainerCallback, genuine
-
 
 for _event in EVENTS:  # each is also a method, which scripts call
-    setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.fire, _event))
+    setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.fire_for_script, _event))
 
 
 def is_ours(part: Any) -> bool:
@@ -379,57 +406,3 @@ class RunEnd:
 
     reason: str = ""
     skipped_updates: int = 0
-
-
-class Events:
-    """Calls callbacks with the arguments, the state and the control of a trainer, all of which scripts may replace."""
-
-    def __init__(self, watched: Trainer) -> None:
-        self._watched = watched
-        self._is_agreed = False  # by the ranks, since the last event
-
-    def fire(self, event: str, **values: Any) -> None:
-        """Call the callbacks for `event`."""
-        watched = self._watched
-        control = watched.callback_handler.fire(event, watched.args, watched.state, watched.control, **values)
-        watched.control = control  # one that a callback has returned takes the place of the other
-        self._is_agreed = False
-
-    def listens_to(self, event: str) -> bool:
-        """Whether any callback does something at `event`."""
-        return self._watched.callback_handler.listens_to(event)
-
-    def ranks_agree_after_each_update(self) -> bool:
-        """Whether callbacks or methods of the user may request something on one rank alone."""
-        return self._watched.callback_handler.ranks_agree_after_each_update() or not is_ours(self._watched)
-
-    def agree(self, ranks: Ranks) -> None:
-        """Set each flag of the control that any rank has set. Must be called by all ranks, before acting on flags."""
-        if not self._is_agreed:
-            flags = vars(self._watched.control)
-            everyones = ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
-            for name, asked in zip(CONTROL_FLAGS, zip(*everyones, strict=True), strict=True):
-                if any(asked):
-                    flags[name] = True
-            self._is_agreed = True
-
-    def note_end(self, reason: str, skipped_updates: int) -> None:
-        """Inform the display of how a training ended, which no event does.
-
-        Args:
-            reason: why it ended early, or "" for what callbacks of ours know about that.
-            skipped_updates: see `RunEnd`.
-        """
-        ours = [callback for callback in self._watched.callback_handler.callbacks if is_ours(callback)]
-        reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
-        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates)
-        for callback in ours:
-            if hasattr(callback, "note_end"):
-                callback.note_end(end)
-
-    def close_displays(self) -> None:
-        """Close progress bars and log files after an exception, for which callbacks have no event."""
-        for callback in self._watched.callback_handler.callbacks:
-            close = getattr(callback, "close", None)
-            if callable(close) and is_ours(callback):
-                close()

@@ -78,14 +78,14 @@ class TrainerHooks:
         Raises:
             DataError: if the model returns no loss, or needs an input that the batch does not have.
         """
-        if not self.counts_items:
-            num_items_in_batch = None  # by which nothing is divided
+        if num_items_in_batch is not None and not self.counts_items:
+            num_items_in_batch = None  # nothing is divided by it
         # A `training_step` of the user scales as for transformers: by the number of the whole update, if at all.
         is_of_user = model.training and not self._engine.is_in_step
         items = None if num_items_in_batch is None or is_of_user else self.count_items(inputs)
         items = num_items_in_batch if items is None else items
-        labels = None
-        if loss_takes_labels(self) and "labels" in inputs:
+        labels, has_own_loss = None, (self.label_smoother or self.compute_loss_func) is not None
+        if has_own_loss and "labels" in inputs:
             labels = inputs["labels"]
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model_accepts_loss_kwargs and items is not None:

@@ -116,17 +116,18 @@ class RemoveColumnsCollator:
         self.columns = columns
 
     def __call__(self, features: list[Any]) -> Any:
-        """The batch."""
-        return self.data_collator([self._used(feature) for feature in features])
-
-    def _used(self, feature: Any) -> Any:
-        if not isinstance(feature, Mapping):
-            return feature
-        # A new dict in any case: collators remove labels from the rows that they are given.
-        used = {name: value for name, value in feature.items() if name in self.columns}
-        if not used:
-            raise _nothing_left(list(feature), self.columns)
-        return used
+        """The batch. The columns are chosen once, as long as the rows have the same."""
+        rows, present, used = [], None, []
+        for row in features:
+            if isinstance(row, Mapping):
+                if present is None or row.keys() != present:
+                    present, used = row.keys(), [name for name in row if name in self.columns]
+                    if not used:
+                        raise _nothing_left(list(row), self.columns)
+                # A new dict in any case: collators remove labels from the rows that they are given.
+                row = {name: row[name] for name in used}
+            rows.append(row)
+        return self.data_collator(rows)
 
 
 def _nothing_left(present: Sequence[str], columns: Sequence[str]) -> DataError:

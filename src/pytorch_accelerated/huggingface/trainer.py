@@ -28,7 +28,7 @@ from pytorch_accelerated.huggingface.checkpoints import restoring, saving
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import optimizing, refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.order import Order, with_batches_that_fit
+from pytorch_accelerated.huggingface.engine.order import with_batches_that_fit
 from pytorch_accelerated.huggingface.engine.training import metric_of, note_if_best
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
@@ -192,7 +192,7 @@ class Trainer(TrainerHooks):
             with explained(folder, "making the folder"):
                 folder.mkdir(parents=True, exist_ok=True)
         self.state = _new_state(self)
-        self._engine.events.fire("on_init_end")
+        self.callback_handler.fire("on_init_end", self)
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
@@ -239,22 +239,10 @@ class Trainer(TrainerHooks):
         checkpoint = restoring.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
         optimizer, schedule = self.optimizer, self.lr_scheduler
 
-        estimates_operations = hasattr(self.model, "num_parameters") or not is_ours(self.floating_point_ops)
-
         def run(batch_size: int) -> TrainOutput:
             self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
             self.state = _new_state(self)
-            order = Order(
-                counter=knowledge.BatchCounter(
-                    self.floating_point_ops if estimates_operations else None,
-                    tokens_counted=str(self.args.include_num_input_tokens_seen),
-                    input_name=knowledge.main_input_name(self.model),
-                    pad_token_id=getattr(self.processing_class, "pad_token_id", None),
-                ),
-                batch_size=batch_size,
-                ignore_keys=ignore_keys_for_eval,
-            )
-            return engine.run_training(order, checkpoint)
+            return engine.run_training(batch_size, ignore_keys_for_eval, checkpoint)
 
         size = self.args.train_batch_size
         if not self.args.auto_find_batch_size:
@@ -343,15 +331,16 @@ class Trainer(TrainerHooks):
         Raises:
             DataError: if the loss is not a single number, or has no gradient.
         """
-        inputs = self._prepare_inputs(inputs)
-        self._engine.is_in_step = True
+        inputs, engine = self._prepare_inputs(inputs), self._engine
+        engine.is_in_step = True
         try:
-            loss = loss_of(self, model, inputs, num_items_in_batch=num_items_in_batch)
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         finally:
-            self._engine.is_in_step = False
+            engine.is_in_step = False
         knowledge.refuse_no_loss(loss, is_learnt_from=True)
-        share = self._engine.step.share_of_update(loss, num_items_in_batch)
-        self._engine.backward_step(share)
+        share = engine.training.step.share_of_update(loss, num_items_in_batch)
+        engine.backward_step(share)
         return share.detach()  # type: ignore[no-any-return]
 
     def get_batch_samples(
@@ -384,7 +373,7 @@ class Trainer(TrainerHooks):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process."""
-        return send_to_device(inputs, self._engine.device)
+        return send_to_device(inputs, self._engine.ranks.device)
 
     # ----------------------------------------------------------------------------------------- evaluating, predicting
 
@@ -423,7 +412,7 @@ class Trainer(TrainerHooks):
         )
         _warn_without_metrics(self, output, metric_key_prefix)
         self.log(metrics)
-        self._engine.events.fire("on_evaluate", metrics=metrics)
+        self.callback_handler.fire("on_evaluate", self, metrics=metrics)
         return metrics
 
     def predict(
@@ -440,7 +429,7 @@ class Trainer(TrainerHooks):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        self._engine.events.fire("on_predict", metrics=metrics)
+        self.callback_handler.fire("on_predict", self, metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -560,7 +549,7 @@ class Trainer(TrainerHooks):
                 tokens = self.state.num_input_tokens_seen - first
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self._engine.events.fire("on_log", logs=logs)
+        self.callback_handler.fire("on_log", self, logs=logs)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""

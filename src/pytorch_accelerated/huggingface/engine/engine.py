@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
-from pytorch_accelerated.huggingface.engine.order import Order, warn_of_earlier_checkpoints
+from pytorch_accelerated.huggingface.engine.order import warn_of_earlier_checkpoints
 from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.states import CheckpointStates
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
-from pytorch_accelerated.huggingface.events import Events
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.loop.checks import check_optimizer_of
@@ -35,7 +34,6 @@ from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader
-    from pytorch_accelerated.huggingface.engine.step import FaceStep
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -49,7 +47,6 @@ class Engine(NativeTrainer):
         native_arguments: see the native `Trainer`.
 
     Attributes:
-        events: calls the callbacks of the trainer.
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
         ranks, accelerator, states: those of the context.
@@ -68,21 +65,14 @@ class Engine(NativeTrainer):
 
     def __init__(self, face: Trainer, optimizers: tuple[Any, Any], **native_arguments: Any) -> None:
         self._face = self.run_context.holder = face
-        self.events = Events(face)
         self.given_optimizer, self.given_schedule = optimizers
-        self.training: FaceTraining | None = None
+        self.training: FaceTraining = None  # type: ignore[assignment]  # until one begins
         self.warns_without_metrics = True
-        self._order: Order = None  # type: ignore[assignment]  # until a training is asked for
+        self._ignore_keys: Sequence[str] | None = None
         self._evaluate_batch: Callable[[Any], Any] | None = None
-        super().__init__(face.model, None, None, callbacks=[_Moments(self.events)], **native_arguments)
+        super().__init__(face.model, None, None, callbacks=[_Moments(face)], **native_arguments)
 
     # ----------------------------------------------------------------------------------- for the Hugging Face trainer
-
-    @property
-    def step(self) -> FaceStep:
-        """Does the updates of the current training, or of the last one right after it."""
-        assert self.training is not None
-        return self.training.step
 
     @property
     def batches_of_update(self) -> int:
@@ -130,19 +120,25 @@ class Engine(NativeTrainer):
         self.model.eval()
         return output
 
-    def run_training(self, order: Order, checkpoint: Path | None) -> TrainOutput:
-        """Do what `order` says, from `checkpoint` on. Must be called by all ranks."""
+    def run_training(self, batch_size: int, ignore_keys: Sequence[str] | None, checkpoint: Path | None) -> TrainOutput:
+        """Train, from `checkpoint` on; see `Trainer.train`. Must be called by all ranks.
+
+        Args:
+            batch_size: rows of a batch on one device.
+            ignore_keys: outputs of the model that evaluations leave out.
+            checkpoint: to resume from.
+        """
         args, face = self._face.args, self._face
         if checkpoint is None:
             warn_of_earlier_checkpoints(args, self.ranks)
-        self._order, self.model = order, face.model
+        self._ignore_keys, self.model = ignore_keys, face.model
         face.is_in_train = True
         face.control.should_training_stop = False  # the last training may have ended with it
         try:
             self.train(
                 face.train_dataset,
                 num_epochs=math.ceil(args.num_train_epochs) or None,  # None: `max_steps` says when to stop
-                per_device_batch_size=order.batch_size,
+                per_device_batch_size=batch_size,
                 max_num_train_steps=args.max_steps if args.max_steps > 0 else None,
                 gradient_accumulation_steps=args.gradient_accumulation_steps,
                 gradient_clip_norm=args.max_grad_norm or None,
@@ -153,8 +149,6 @@ class Engine(NativeTrainer):
         finally:
             face.is_in_train = False
             face.model_wrapped = face.model
-        assert self.training is not None
-        assert self.training.output is not None
         return self.training.output
 
     # ---------------------------------------------------------------------------------------------------------- hooks
@@ -177,7 +171,7 @@ class Engine(NativeTrainer):
         return create_accelerator(self.mixed_precision, **accelerator_arguments(self._face.args, self._face.model))
 
     def _create_training(self, context: Context) -> FaceTraining:
-        self.training = FaceTraining(context, self._order)
+        self.training = FaceTraining(context, self._ignore_keys)
         return self.training
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
@@ -186,7 +180,6 @@ class Engine(NativeTrainer):
         if not face.counts_items:
             context.count_items = None
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs)
-        assert self.training is not None
         max_steps = self.training.plan(loaders.train)
         context.settings = dataclasses.replace(context.settings, max_num_train_steps=max_steps)
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
@@ -212,20 +205,20 @@ class Engine(NativeTrainer):
 class _Moments(TrainerCallback):
     """Translates the events of the native run, after everything that belongs to them."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, face: Trainer) -> None:
+        self._face = face
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.training.begin()
 
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._events.fire("on_epoch_begin")
+        self._face.callback_handler.fire("on_epoch_begin", self._face)
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        trainer.training.end_epoch()
+        trainer.training.end_part("on_epoch_end")
 
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        self._events.fire("on_prediction_step")
+        self._face.callback_handler.fire("on_prediction_step", self._face)
 
     def on_stop_training_error(self, trainer: Any, reason: str = "", **kwargs: Any) -> None:
         if trainer.training is not None:  # else an evaluation was stopped before any training
@@ -235,7 +228,7 @@ class _Moments(TrainerCallback):
         trainer.training.end()
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
-        self._events.close_displays()
+        self._face.callback_handler.close_displays()
 
 
 @contextlib.contextmanager

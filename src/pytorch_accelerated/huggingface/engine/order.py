@@ -1,9 +1,8 @@
-"""What is asked of one training of the Hugging Face trainer, and what surrounds it."""
+"""What surrounds a training of the Hugging Face trainer."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
-from pytorch_accelerated.huggingface.knowledge import BatchCounter
 from pytorch_accelerated.huggingface.trainer_utils import output_dir_of, sort_checkpoints
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.keeping import Kept
@@ -29,21 +27,6 @@ _WORDS_OF_OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What the trainer that users see asks of one training.
-
-    Attributes:
-        counter: of operations and tokens.
-        batch_size: rows of a batch on one device.
-        ignore_keys: outputs of the model that evaluations leave out.
-    """
-
-    counter: BatchCounter
-    batch_size: int
-    ignore_keys: Any
 
 
 def warn_of_earlier_checkpoints(args: TrainingArguments, ranks: Ranks) -> None:

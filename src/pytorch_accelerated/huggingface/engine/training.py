@@ -1,17 +1,25 @@
-"""A training of the Hugging Face trainer: its events, the requests of callbacks, logs and results."""
+"""An update and a training of the Hugging Face trainer: events, the requests of callbacks, logs and results.
+
+`training_step` takes the place of the native forward and backward pass.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import CheckpointError, MissingMetricError
+import torch
+
+from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.errors import CheckpointError, HookOutputError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.engine.step import FaceStep, RankedFaceStep
+from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_ours
+from pytorch_accelerated.huggingface.knowledge import BatchCounter, items_of_update, main_input_name, reads_scale
 from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
@@ -21,15 +29,21 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     speed_metrics,
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
+from pytorch_accelerated.loop.hook_output import adding_nothing
 from pytorch_accelerated.loop.preparing import loader_of_pass
+from pytorch_accelerated.loop.step import Call, Step
 from pytorch_accelerated.loop.training import Training
+from pytorch_accelerated.loop.variants import RankedStep
+from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.ranks.compat.torch import norms_of
+from pytorch_accelerated.ranks.numerics import clip_norm
+from pytorch_accelerated.ranks.sharding import whole
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.warning import warn_user
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.data.updates import RunLoader, Update
+    from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.huggingface.engine.engine import Engine
-    from pytorch_accelerated.huggingface.engine.order import Order
     from pytorch_accelerated.huggingface.events import TrainerState
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.loop.context import Context
@@ -38,17 +52,173 @@ if TYPE_CHECKING:
 _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
+class FaceStep(Step):
+    """A step that tells the Hugging Face callbacks about its parts.
+
+    Losses are kept per update, not per batch.
+
+    Attributes:
+        face: the trainer that users see.
+        training: the current training.
+        learning_rate: of the last update.
+        samples_used: in the updates of this run, over all processes.
+        norms: of the gradients of the last update; None if no log was expected.
+    """
+
+    def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
+        super().__init__(context, *args, **kwargs)
+        self.training: FaceTraining = context.training  # type: ignore[assignment]
+        self.face: Trainer = context.holder
+        self.learning_rate = 0.0
+        self.samples_used = 0
+        self._loss: Any = None
+        self._items: int | None = None
+        self._has_checked_scale = False
+        self.norms: Sequence[torch.Tensor] | None = None
+        self._raw_optimizer = getattr(context.optimizer, "optimizer", context.optimizer)
+        self._has_own_batches = not is_ours(self.face.get_batch_samples)
+
+    def update(self, update: Update) -> None:
+        """Do one update, with its events."""
+        emitter, face = self.context.emitter, self.face
+        emitter.defer(face.callback_handler.fire, "on_step_begin", face)
+        self._loss = None
+        self._items = None if update.items is None else items_of_update(*update.items, face.args)
+        if self._has_own_batches:
+            update = update._replace(micro_batches=self._own_batches(update))
+        super().update(update)
+        self.samples_used += update.samples
+        emitter.defer(self.training.end_step)
+
+    def run_batch(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch, and tell the callbacks."""
+        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts act on it
+        super().run_batch(micro_batch)
+        if not micro_batch.is_last:
+            self.context.emitter.defer(self.face.callback_handler.fire, "on_substep_end", self.face)
+
+    def compute(self, batch: Any, step: int) -> None:
+        """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
+        training_step, model = self.face.training_step, self.context.model
+        if not model.training:  # after an evaluation
+            model.train()
+        try:
+            share = training_step(model, batch, self._items)
+        except Exception as error:
+            self.context.emitter.explain(error, training_step, batch)
+            raise
+        if share is None:
+            raise HookOutputError(
+                f"{type(self.face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
+                "share of it, as that of the super class does."
+            )
+        if self.micro_batch.is_borrowed:  # this rank has no row left
+            share = torch.zeros_like(share)
+        else:
+            self.training.counter.count(batch)
+        self._loss = share if self._loss is None else self._loss + share
+
+    def share_of_update(self, loss: Any, num_items_in_batch: Any) -> Any:
+        """The share of the update's loss that a batch with this loss contributes.
+
+        A loss that was told the number of items is already a share, unless the trainer declares another scale. Other
+        losses are means, and weighted.
+        """
+        micro_batch = self.micro_batch
+        if micro_batch.is_borrowed or micro_batch.items == 0:  # a mean of nothing is NaN
+            return adding_nothing(loss)
+        is_share = self.face.loss_is_scaled_for_ga
+        if is_share is None and num_items_in_batch is not None and self.face.counts_items:
+            is_share = True
+            self._check_scale()
+        # If sizes of batches are unknown, batches are counted instead.
+        weight = 1 / self.current.samples if micro_batch.weight is None else micro_batch.weight
+        return loss if is_share or weight == 1 else loss * weight
+
+    def applying(self) -> list[Call]:
+        """What changes the parameters."""
+        return [(self, "optimizer_step")]
+
+    def optimizer_step(self) -> None:
+        """Clip the complete gradient and step the optimizer, with the events around it; keep what may be logged."""
+        context, face, limit = self.context, self.face, self.context.settings.gradient_clip_norm
+        if limit is not None:
+            self.norms = [clip_norm(self.parameters(), limit)]
+        elif self.training.log.may_be_due():
+            # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
+            self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
+        else:
+            self.norms = None
+        context.emitter.defer(face.callback_handler.fire, "on_pre_optimizer_step", face)
+        self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
+        context.optimizer.step()
+        context.emitter.defer(face.callback_handler.fire, "on_optimizer_step", face)
+        context.losses.update(self._loss)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the last update's gradient before clipping; None if no log was expected.
+
+        Waits for the device. Must be called by all ranks.
+        """
+        if self.norms is None:
+            return None
+        return float(whole(torch.nn.utils.get_total_norm(self.norms)))
+
+    def record(self, history: Any) -> None:
+        """Nothing for an epoch: norms are logged step by step."""
+
+    def _check_scale(self) -> None:
+        """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
+        steps, compute_loss = self.context.settings.gradient_accumulation_steps, self.face.compute_loss
+        if not self._has_checked_scale and steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
+            warn_user(
+                self.context.ranks,
+                f"{type(self.face).__name__}.compute_loss does not divide by `num_items_in_batch`, the number of "
+                f"labels in the update, which it is given because the model takes any keyword. So the loss of {steps} "
+                f"batches is {steps} times their mean, as in transformers. Divide by it, or set `loss_is_scaled_for_ga "
+                "= False` in the class: the loss is a mean then, and is weighted.",
+            )
+        self._has_checked_scale = True
+
+    def _own_batches(self, update: Update) -> list[MicroBatch]:
+        """The batches of an update that an overridden `get_batch_samples` returns, and whose items it counts."""
+        planned: list[MicroBatch] = []
+
+        def batches() -> Iterator[Any]:
+            for micro_batch in update.micro_batches:
+                planned.append(micro_batch)
+                yield micro_batch.batch
+
+        face: Any = self.face
+        device, left = face.args.device, batches()
+        own, self._items = face.get_batch_samples(left, face.current_gradient_accumulation_steps, device)
+        collections.deque(left, maxlen=0)  # which are left out
+        if not own:
+            raise HookOutputError(
+                f"{type(face).__name__}.get_batch_samples returned no batch for an update. Return at least one of "
+                "those that the iterator yields."
+            )
+        if len(own) != len(planned):  # batches that count the same
+            planned = [MicroBatch(None, weight=1 / len(own), is_last=False) for _ in own]
+            planned[-1] = planned[-1]._replace(is_last=True)
+        return [each._replace(batch=send_to_device(batch, device)) for each, batch in zip(planned, own, strict=True)]
+
+
+class RankedFaceStep(FaceStep, RankedStep):
+    """A step of the Hugging Face trainer on several ranks."""
+
+
 class FaceTraining(Training):
     """One training of the Hugging Face trainer: its events, the requests of callbacks, logs and results.
 
     Args:
         context: of the run; its holder is the trainer that users see.
-        order: what that trainer asks for.
+        ignore_keys: outputs of the model that evaluations leave out.
 
     Attributes:
         face: the trainer that users see.
         counter: of operations and tokens.
-        order: what that trainer asks for.
         log: logs losses.
         started: when it began, in seconds since 1970.
         first_tokens: tokens that were seen before this training.
@@ -62,16 +232,23 @@ class FaceTraining(Training):
     name_of_resume = "resume_from_checkpoint"
     way_to_give_workers = "dataloader_num_workers={0}"
 
-    def __init__(self, context: Context, order: Order) -> None:
+    def __init__(self, context: Context, ignore_keys: Sequence[str] | None) -> None:
         super().__init__(context)
         self.face: Trainer = context.holder
         self._engine: Engine = context.trainer
-        self._events = self._engine.events
-        self.counter = order.counter
+        self._args = self.face.args
+        estimate = self.face.floating_point_ops
+        self.counter = BatchCounter(
+            estimate if hasattr(self.face.model, "num_parameters") or not is_ours(estimate) else None,
+            tokens_counted=str(self._args.include_num_input_tokens_seen),
+            input_name=main_input_name(self.face.model),
+            pad_token_id=getattr(self.face.processing_class, "pad_token_id", None),
+        )
         self.first_tokens = 0
         self.evaluates_as_requested = False
-        self.output: TrainOutput | None = None
-        self.order, self._args = order, self.face.args
+        self.output: TrainOutput = None  # type: ignore[assignment]  # until the training is over
+        self._ignore_keys = ignore_keys
+        self._batches_of_epoch = 1
         self.log = TrainingLog(self)
         self._first_step = 0
         self.started = time.time()
@@ -89,7 +266,7 @@ class FaceTraining(Training):
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
         args, state = self._args, self.face.state
         state.num_train_epochs, *_, state.max_steps = self.face.set_initial_training_values(args, loader)
-        state.train_batch_size = self.order.batch_size
+        state.train_batch_size = self.face._train_batch_size
         state.compute_steps(args, state.max_steps)
         return state.max_steps
 
@@ -108,16 +285,6 @@ class FaceTraining(Training):
             self._kept_loaders[loader] = self._kept_workers.enter_context(part)
         return contextlib.nullcontext(self._kept_loaders[loader])
 
-    @property
-    def epochs_done(self) -> float:
-        """Passes over the training set, with the fraction of the current one."""
-        state, settings = self.context.state, self.context.settings
-        batches: int | None = self.context.loaders.train.num_batches
-        if batches is None:
-            assert settings.max_num_train_steps is not None
-            return state.epochs + state.updates_in_epoch / settings.max_num_train_steps
-        return state.epochs + min(state.updates_in_epoch * settings.gradient_accumulation_steps, batches) / batches
-
     def begin(self) -> None:
         """Prepare callbacks and counts: the engine is about to run."""
         face, engine = self.face, self._engine
@@ -135,21 +302,25 @@ class FaceTraining(Training):
         self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
         logger.info("Training begins: steps %d to %d", face.state.global_step + 1, face.state.max_steps)
-        self._events.fire("on_train_begin")
+        handler.fire("on_train_begin", face)
         if self._args.eval_on_start:
-            self.face._evaluate(None, self.order.ignore_keys, skip_scheduler=True)
+            self.face._evaluate(None, self._ignore_keys, skip_scheduler=True)
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or method of the user may set flags on one rank alone."""
-        return bool(self._events.ranks_agree_after_each_update())
+        return self.face.callback_handler.ranks_agree_after_each_update() or not is_ours(self.face)
 
     def agree_on_control(self) -> None:
         """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
 
         Must be called by all ranks, between events and what is done because of their flags.
         """
-        if self.context.uneven is not None and self.all_agree_after_each_update:
-            self._events.agree(self.context.ranks)
+        handler, flags = self.face.callback_handler, vars(self.face.control)
+        if self.all_agree_after_each_update and not handler.is_agreed:
+            by_rank = self.context.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
+            for name, asked in zip(CONTROL_FLAGS, zip(*by_rank, strict=True), strict=True):
+                flags[name] = any(asked)
+            handler.is_agreed = True
 
     @property
     def is_complete(self) -> bool:
@@ -168,7 +339,11 @@ class FaceTraining(Training):
 
     def updates(self, loader: Any) -> Iterator[Update]:
         """The updates of the current epoch that are still due, until a callback ends it."""
-        for update in super().updates(loader):
+        updates = super().updates(loader)
+        # Of a stream without an end, the run is the only epoch.
+        of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
+        self._batches_of_epoch = self.context.loaders.train.num_batches or of_run
+        for update in updates:
             yield update
             self.agree_on_control()
             control = self.face.control
@@ -186,20 +361,19 @@ class FaceTraining(Training):
 
     def end_step(self) -> None:
         """Do what is due after an update: the safe point."""
-        state = self.face.state
-        state.global_step, state.epoch = self.context.state.updates, self.epochs_done
+        face, state = self.face, self.context.state
+        used = min(state.updates_in_epoch * self._args.gradient_accumulation_steps, self._batches_of_epoch)
+        face.state.global_step, face.state.epoch = state.updates, state.epochs + used / self._batches_of_epoch
         if self.counter.counts_tokens:
-            state.num_input_tokens_seen += self.counter.take_tokens(self.context.ranks)
-        self._events.fire("on_step_end")
-        self._act_on_control()
+            face.state.num_input_tokens_seen += self.counter.take_tokens(self.context.ranks)
+        self.end_part("on_step_end")
 
-    def end_epoch(self) -> None:
-        """Do what is due after an epoch."""
-        self._events.fire("on_epoch_end")
-        self._act_on_control()
+    def end_part(self, event: str) -> None:
+        """Fire the event at the end of an update or an epoch, then log, and have the engine evaluate or save.
 
-    def _act_on_control(self) -> None:
-        """Log, and have the engine evaluate or save, in this order, as the control says."""
+        It is done in this order, as the control says.
+        """
+        self.face.callback_handler.fire(event, self.face)
         self.agree_on_control()
         if self.face.control.should_log:
             self.log.write()
@@ -213,7 +387,7 @@ class FaceTraining(Training):
         """Evaluate at a safe point, and compare with the best model."""
         self.evaluates_as_requested = True
         try:
-            metrics = self.face._evaluate(None, self.order.ignore_keys)
+            metrics = self.face._evaluate(None, self._ignore_keys)
         finally:
             self.evaluates_as_requested = False
         self._best_before = {name: getattr(self.face.state, name) for name in _BEST}
@@ -234,7 +408,7 @@ class FaceTraining(Training):
                 vars(state).update(self._best_before)
             raise
         logger.info("Saved %s", self._engine.states.checkpoint_folder())
-        self._events.fire("on_save")
+        self.face.callback_handler.fire("on_save", self.face)
         self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
 
     @property
@@ -263,8 +437,8 @@ class FaceTraining(Training):
         metrics.update(self._memory())
         self.face.log(metrics)
         self._engine.states.delete_superfluous()
-        self._events.note_end(self._reason_to_stop, self.context.state.skipped_updates)
-        self._events.fire("on_train_end")
+        self.face.callback_handler.note_end(self._reason_to_stop, self.context.state.skipped_updates)
+        self.face.callback_handler.fire("on_train_end", self.face)
         self.output = TrainOutput(self.face.state.global_step, train_loss, metrics)
 
     def _request_checkpoint(self) -> None:
