@@ -7,12 +7,13 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.loop.callback import TrainerCallback as NativeCallback
 from pytorch_accelerated.loop.handler import EventHandler, needs_agreement
@@ -222,7 +223,41 @@ class TrainerCallback:
         """Nothing is uploaded, so this is for callbacks that call it themselves."""
 
 
-EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+def is_log_due(args: Any, state: Any, step: int) -> bool:
+    """Whether the arguments request a log after this step."""
+    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
+    return is_multiple or (args.logging_first_step and step == 1)
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
+
+    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
+    """
+
+    ranks_agree_after_each_update = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Request what is due after this update; the last one is always evaluated and saved, if others are."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        control.should_training_stop |= is_last
+        control.should_log |= is_log_due(args, state, step)
+        if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
+            control.should_evaluate |= step >= args.eval_delay
+        if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
+            control.should_save = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Request what is due after every epoch."""
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay
+        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
+        return control
+
+
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 # Flags of the control that are cleared when an event begins: fulfilled, or about to be decided again.
 _CLEARED_AT = {
     "on_train_begin": ("should_training_stop",),
@@ -298,34 +333,46 @@ class CallbackHandler(EventHandler):
         """Do what `pop_callback` does, without returning anything."""
         self.pop_callback(callback)
 
-    def fire(self, event: str, trainer: Any, /, **values: Any) -> None:
-        """Call the callbacks with the arguments, the state and the control that a trainer has at this moment.
+    def fire(
+        self, event: str, trainer: Any, clears: Mapping[str, Sequence[str]] = _CLEARED_AT, /, **values: Any
+    ) -> None:
+        """Call all callbacks in their order, with the arguments, the state and the control that a trainer has now.
 
-        Flags of the control that the event fulfils are cleared before. A control that a callback has returned takes the
-        place of the trainer's.
+        Each is asked for its method when its turn comes, which takes no longer than a look whether an earlier answer
+        still holds: scripts exchange callbacks, and methods of them, in the middle of a run.
+
+        Args:
+            event: the name of the method.
+            trainer: a control that a callback returns takes the place of the trainer's.
+            clears: the flags of the control, by event, that are cleared first.
+            values: of the event, by name.
         """
-        for flag in _CLEARED_AT.get(event, ()):
-            setattr(trainer.control, flag, False)
-        trainer.control = self.call_event(event, trainer.args, trainer.state, trainer.control, **values)
         self.is_agreed = False
-
-    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Call all callbacks in their order, and return the control that they leave.
-
-        Each is asked for its method when its turn comes, which takes no longer than a look whether the answer still
-        holds: scripts exchange callbacks, and methods of them, in the middle of a run.
-        """
+        args, state, control = trainer.args, trainer.state, trainer.control
+        for flag in clears.get(event, ()):
+            setattr(control, flag, False)
         empty = getattr(TrainerCallback, event, None)
         for callback in tuple(self._callbacks):  # one may remove itself
             method = getattr(callback, event, None)
             if callable(method) and getattr(method, "__func__", method) is not empty:
                 parts = {name: getattr(self, name) for name in _HANDED_OVER}
-                result = method(args, state, control, **parts, **kwargs)
+                result = method(args, state, control, **parts, **values)
                 control = control if result is None else result
-        return control
+        trainer.control = control
 
-    def fire_for_script(self, event: str, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
-        """Do what the method named like `event` does: `fire`, with the metrics or the logs by position or by name."""
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Call all callbacks in their order, and return the control that they leave, for scripts."""
+        given = SimpleNamespace(args=args, state=state, control=control)
+        self.fire(event, given, {}, **kwargs)
+        return given.control
+
+    def call_own_event(self, event: str, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+        """Do what the method named like `event` does: `call_event`, but flags of the control are cleared first.
+
+        Args:
+            event, args, state, control, kwargs: as there.
+            values: the metrics or the logs of an event that has them, for which scripts give no name.
+        """
         kwargs.update(zip([_VALUES[event]] if values else [], values, strict=True))
         given = SimpleNamespace(args=args, state=state, control=control)
         self.fire(event, given, **kwargs)
@@ -381,7 +428,7 @@ class CallbackHandler(EventHandler):
 
 
 for _event in EVENTS:  # each is also a method, which scripts call
-    setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.fire_for_script, _event))
+    setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.call_own_event, _event))
 
 
 def is_ours(part: Any) -> bool:

@@ -212,6 +212,7 @@ class BatchCounter:
         input_name: the column that holds the tokens.
         pad_token_id: of the tokenizer, if there is one.
         flos: operations on this process since `take_flos` was last called.
+        counts_tokens: whether tokens are counted.
     """
 
     estimate: Callable[[Mapping[str, Any]], float] | None
@@ -222,10 +223,8 @@ class BatchCounter:
     _flos_by_shapes: dict[Hashable, float] = dataclasses.field(default_factory=dict)
     _tokens: list[Any] = dataclasses.field(default_factory=list)
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether tokens are counted."""
-        return self.tokens_counted != "no"
+    def __post_init__(self) -> None:
+        self.counts_tokens = self.tokens_counted != "no"
 
     def count(self, batch: Any) -> None:
         """Count a batch that has been used."""

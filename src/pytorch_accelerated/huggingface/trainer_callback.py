@@ -15,8 +15,9 @@ from pytorch_accelerated.errors import CallbackSetupError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface.arguments.argument import TRACKERS
-from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
+from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
+from pytorch_accelerated.huggingface.events import DefaultFlowCallback as DefaultFlowCallback
 from pytorch_accelerated.huggingface.events import ExportableState as ExportableState
 from pytorch_accelerated.huggingface.events import RunEnd
 from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCallback
@@ -40,40 +41,6 @@ from pytorch_accelerated.record.watching import best_facts, with_mark
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.trackers import OpenRecords, Outcome
-
-
-def is_log_due(args: Any, state: Any, step: int) -> bool:
-    """Whether the arguments request a log after this step."""
-    is_multiple = args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0
-    return is_multiple or (args.logging_first_step and step == 1)
-
-
-class DefaultFlowCallback(TrainerCallback):
-    """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
-
-    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
-    """
-
-    ranks_agree_after_each_update = False
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Request what is due after this update; the last one is always evaluated and saved, if others are."""
-        step = state.global_step
-        is_last = step >= state.max_steps
-        control.should_training_stop |= is_last
-        control.should_log |= is_log_due(args, state, step)
-        if args.eval_strategy == IntervalStrategy.STEPS and (is_last or step % state.eval_steps == 0):
-            control.should_evaluate |= step >= args.eval_delay
-        if args.save_strategy == SaveStrategy.STEPS and (is_last or step % state.save_steps == 0):
-            control.should_save = True
-        return control
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Request what is due after every epoch."""
-        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay
-        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
-        return control
 
 
 class PrinterCallback(TrainerCallback):

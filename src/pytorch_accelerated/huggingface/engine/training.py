@@ -18,9 +18,8 @@ import torch
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.errors import CheckpointError, HookOutputError, MissingMetricError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
-from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_ours
+from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
 from pytorch_accelerated.huggingface.knowledge import BatchCounter, items_of_update, main_input_name, reads_scale
-from pytorch_accelerated.huggingface.trainer_callback import is_log_due
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
     meter_memory,
@@ -88,7 +87,12 @@ class FaceStep(Step):
             update = update._replace(micro_batches=self._own_batches(update))
         super().update(update)
         self.samples_used += update.samples
-        emitter.defer(self.training.end_step)
+        batches, state, position = self.training.batches_of_epoch, face.state, self.context.state
+        used = min(position.updates_in_epoch * face.args.gradient_accumulation_steps, batches)
+        state.global_step, state.epoch = position.updates, position.epochs + used / batches
+        if self.training.counter.counts_tokens:
+            state.num_input_tokens_seen += self.training.counter.take_tokens(self.context.ranks)
+        emitter.defer(self.training.end_part, "on_step_end")
 
     def run_batch(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
@@ -222,6 +226,7 @@ class FaceTraining(Training):
         log: logs losses.
         started: when it began, in seconds since 1970.
         first_tokens: tokens that were seen before this training.
+        batches_of_epoch: on this process.
         evaluates_as_requested: whether an evaluation is running that the loop requested.
         output: the result, once the training is over.
     """
@@ -248,7 +253,7 @@ class FaceTraining(Training):
         self.evaluates_as_requested = False
         self.output: TrainOutput = None  # type: ignore[assignment]  # until the training is over
         self._ignore_keys = ignore_keys
-        self._batches_of_epoch = 1
+        self.batches_of_epoch = 1
         self.log = TrainingLog(self)
         self._first_step = 0
         self.started = time.time()
@@ -342,7 +347,7 @@ class FaceTraining(Training):
         updates = super().updates(loader)
         # Of a stream without an end, the run is the only epoch.
         of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
-        self._batches_of_epoch = self.context.loaders.train.num_batches or of_run
+        self.batches_of_epoch = self.context.loaders.train.num_batches or of_run
         for update in updates:
             yield update
             self.agree_on_control()
@@ -358,15 +363,6 @@ class FaceTraining(Training):
             f"{self.context.settings.max_num_train_steps} steps. Pass something that can be iterated over again.",
         )
         self.face.control.should_training_stop = True
-
-    def end_step(self) -> None:
-        """Do what is due after an update: the safe point."""
-        face, state = self.face, self.context.state
-        used = min(state.updates_in_epoch * self._args.gradient_accumulation_steps, self._batches_of_epoch)
-        face.state.global_step, face.state.epoch = state.updates, state.epochs + used / self._batches_of_epoch
-        if self.counter.counts_tokens:
-            face.state.num_input_tokens_seen += self.counter.take_tokens(self.context.ranks)
-        self.end_part("on_step_end")
 
     def end_part(self, event: str) -> None:
         """Fire the event at the end of an update or an epoch, then log, and have the engine evaluate or save.
