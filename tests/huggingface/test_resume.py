@@ -468,7 +468,7 @@ FORGED: dict[str, Any] = {
 READS = """
 import sys, pathlib
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.huggingface.checkpoints.restoring import read_generator_states
+from pytorch_accelerated.huggingface.checkpoints.states import read_generator_states
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pth")):
     try:
         print(read_generator_states(path)["numpy"][1].sum().item(), flush=True)

@@ -158,6 +158,15 @@ def states_of_callbacks(callbacks: Iterable[Any], control: TrainerControl) -> di
     )
 
 
+def new_state(trainer: Any) -> TrainerState:
+    """The progress of a run that has not begun."""
+    return TrainerState(
+        is_local_process_zero=trainer.is_local_process_zero(),
+        is_world_process_zero=trainer.is_world_process_zero(),
+        stateful_callbacks=states_of_callbacks(trainer.callback_handler.callbacks, trainer.control),
+    )
+
+
 _OURS = __name__.partition(".")[0]
 
 

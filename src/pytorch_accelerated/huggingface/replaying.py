@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
 from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
-from pytorch_accelerated.huggingface.checkpoints.restoring import read_trainer_state
+from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state
 from pytorch_accelerated.huggingface.hooks import loss_of
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints

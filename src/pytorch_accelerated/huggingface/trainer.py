@@ -24,17 +24,16 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
-from pytorch_accelerated.huggingface.checkpoints import restoring, saving
+from pytorch_accelerated.huggingface.checkpoints import saving, states
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import optimizing, refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.order import with_batches_that_fit
 from pytorch_accelerated.huggingface.engine.training import metric_of, note_if_best
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
-    TrainerState,
     is_ours,
+    new_state,
     states_of_callbacks,
 )
 from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
@@ -191,7 +190,7 @@ class Trainer(TrainerHooks):
             folder = output_dir_of(self.args)
             with explained(folder, "making the folder"):
                 folder.mkdir(parents=True, exist_ok=True)
-        self.state = _new_state(self)
+        self.state = new_state(self)
         self.callback_handler.fire("on_init_end", self)
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
@@ -236,21 +235,8 @@ class Trainer(TrainerHooks):
             self.lr_scheduler = None
         if engine.given_optimizer is None and self.model_init is not None:
             self.optimizer = None
-        checkpoint = restoring.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
-        optimizer, schedule = self.optimizer, self.lr_scheduler
-
-        def run(batch_size: int) -> TrainOutput:
-            self._train_batch_size, self.optimizer, self.lr_scheduler = batch_size, optimizer, schedule
-            self.state = _new_state(self)
-            return engine.run_training(batch_size, ignore_keys_for_eval, checkpoint)
-
-        size = self.args.train_batch_size
-        if not self.args.auto_find_batch_size:
-            return run(size)
-        if checkpoint is not None:
-            size = restoring.read_trainer_state(checkpoint).train_batch_size or size
-        stateful = [part for part in (optimizer, schedule) if part is not None]
-        return with_batches_that_fit(run, size, self.model, stateful, lambda text: warn_user(engine.ranks, text))
+        checkpoint = states.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
+        return engine.run_training(checkpoint, ignore_keys_for_eval)
 
     def hyperparameter_search(
         self,
@@ -684,23 +670,23 @@ class Trainer(TrainerHooks):
         """Write the states of optimizer and schedule to a folder. Must be called by all ranks; the first one writes."""
         if output_dir is None:
             return
-        states = restoring.states_of_optimizer(self._engine, self.model)
+        parts = states.states_of_optimizer(self._engine, self.model)
         if self.args.should_save:
-            saving.save_states(Path(output_dir), states)
+            saving.save_states(Path(output_dir), parts)
         if self._staged is not None:
-            self._staged.has_optimizer = saving.OPTIMIZER_NAME in states
+            self._staged.has_optimizer = saving.OPTIMIZER_NAME in parts
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write the state of the loss scaler to a folder, if there is one. The first process writes."""
         scaler = self.accelerator.scaler
         if scaler is not None and self.args.should_save:
-            saving.save_states(Path(output_dir), {restoring.SCALER_NAME: scaler.state_dict()})
+            saving.save_states(Path(output_dir), {states.SCALER_NAME: scaler.state_dict()})
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all ranks' generators to a folder. Must be called by all ranks; the first one writes."""
-        states = restoring.generators_of_all(self._engine.ranks)
+        parts = states.generators_of_all(self._engine.ranks)
         if self.args.should_save:
-            saving.save_states(Path(output_dir), states)
+            saving.save_states(Path(output_dir), parts)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint of this step, atomically, and delete superfluous ones. All ranks must call it."""
@@ -745,7 +731,7 @@ class Trainer(TrainerHooks):
     def _load_callback_state(self) -> None:
         """At every resume: recreate callbacks and control from ``self.state``, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
-            control = restoring.restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
+            control = states.restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
             self.control = control or self.control
 
 
@@ -767,14 +753,6 @@ def _complaints_about_data(trainer: Trainer) -> list[str]:
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         complaints.append(f"the training set, a {type(dataset).__name__}, has no length: set `max_steps`")
     return complaints
-
-
-def _new_state(trainer: Trainer) -> TrainerState:
-    return TrainerState(
-        is_local_process_zero=trainer.is_local_process_zero(),
-        is_world_process_zero=trainer.is_world_process_zero(),
-        stateful_callbacks=states_of_callbacks(trainer.callback_handler.callbacks, trainer.control),
-    )
 
 
 def _evaluated(

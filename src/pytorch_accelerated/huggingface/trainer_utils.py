@@ -19,7 +19,7 @@ from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
 from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
 from pytorch_accelerated.huggingface.knowledge import RemoveColumnsCollator as RemoveColumnsCollator
-from pytorch_accelerated.record.warning import stacklevel_of_user
+from pytorch_accelerated.record.warning import stacklevel_of_user, warn_user
 from pytorch_accelerated.states.disk import children_of, is_folder
 from pytorch_accelerated.states.layout import MANIFEST_NAME
 from pytorch_accelerated.states.publish import is_replaceable, remove_state
@@ -27,6 +27,7 @@ from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
+    from pytorch_accelerated.ranks.ranks import Ranks
 
 
 class TrainOutput(NamedTuple):
@@ -161,6 +162,21 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
             f"{output_dir} holds {', '.join(map(checkpoint_name, sorted(taken)))}, which this library did not write, "
             f"or whose {MANIFEST_NAME} is gone. The steps {first_step} to {max_steps} would replace them. "
             "Choose another `output_dir`, move them away, or resume from the newest."
+        )
+
+
+def warn_of_earlier_checkpoints(args: TrainingArguments, ranks: Ranks) -> None:
+    """Warn if saving will delete checkpoints that this run has not written."""
+    limit, folder = args.save_total_limit, output_dir_of(args)
+    if limit is None or args.save_strategy == SaveStrategy.NO or not ranks.is_first:
+        return
+    names = [Path(path).name for path in sort_checkpoints(folder)]
+    if names:
+        warn_user(
+            ranks,
+            f"{folder} holds {', '.join(names)} of an earlier run, and `save_total_limit` is {limit}: this run will "
+            "delete them as it saves. To keep them, give another `output_dir`; to continue that run, call "
+            "`train(resume_from_checkpoint=True)`.",
         )
 
 
