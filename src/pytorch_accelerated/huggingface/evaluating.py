@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_accelerated.errors import DataError, HookOutputError
+from pytorch_accelerated.errors import DataError, HookOutputError, MissingMetricError
 from pytorch_accelerated.facts.trees import count_rows, map_leaves
 from pytorch_accelerated.huggingface.checkpoints.saving import write_whole
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, EvalPrediction
@@ -180,6 +180,21 @@ def detached(outputs: Any) -> Any:
         kept = [detached(value) for value in outputs if _is_kept(value)]
         return tuple(kept) if isinstance(outputs, tuple) else kept
     return outputs
+
+
+def metric_of(metrics: dict[str, float], name: str) -> float:
+    """A metric of an evaluation, whose name may lack its prefix.
+
+    Raises:
+        MissingMetricError: a KeyError; names those that there are.
+    """
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise MissingMetricError(
+            f"`metric_for_best_model` is {name!r}, which the evaluation does not have. There is: "
+            f"{', '.join(map(repr, metrics))}. Choose one of these, or return it from `compute_metrics`."
+        )
+    return metrics[name]
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:

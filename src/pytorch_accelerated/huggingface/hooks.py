@@ -398,12 +398,6 @@ def loss_takes_labels(trainer: TrainerHooks) -> bool:
     return trainer.label_smoother is not None or trainer.compute_loss_func is not None
 
 
-def loss_of(trainer: TrainerHooks, model: Any, inputs: Mapping[str, Any], **arguments: Any) -> Any:
-    """Call `compute_loss` in its context."""
-    with trainer.compute_loss_context_manager():
-        return trainer.compute_loss(model, inputs, **arguments)
-
-
 def existing_optimizer(trainer: TrainerHooks) -> Any:
     """The optimizer, or a ConfigurationError, a ValueError, without one."""
     if trainer.optimizer is None:

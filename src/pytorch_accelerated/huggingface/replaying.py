@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
 from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
 from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state
-from pytorch_accelerated.huggingface.hooks import loss_of
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
 from pytorch_accelerated.ranks.keeping import kept
@@ -22,7 +21,12 @@ if TYPE_CHECKING:
 def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, debug: bool) -> Replay:
     """The replay of `Trainer.replay`. Must be called by all ranks."""
     state = nearest_state(engine, checkpoints, update)
-    moment = Moment(update, debug, loss_of=lambda row: loss_of(face, face.model, row))
+
+    def loss_of(row: Any) -> Any:
+        with face.compute_loss_context_manager():
+            return face.compute_loss(face.model, row)
+
+    moment = Moment(update, debug, loss_of=loss_of)
     with kept() as before:
         for part in (face, face.control, face.callback_handler, *face.callback_handler.callbacks):
             before.object(part)

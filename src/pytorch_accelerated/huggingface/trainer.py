@@ -26,9 +26,8 @@ from pytorch_accelerated.huggingface.arguments import parallel
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.checkpoints import saving, states
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
-from pytorch_accelerated.huggingface.engine import optimizing, refusing
+from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.engine.training import metric_of, note_if_best
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
@@ -36,7 +35,7 @@ from pytorch_accelerated.huggingface.events import (
     new_state,
     states_of_callbacks,
 )
-from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_of, loss_takes_labels
+from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_takes_labels
 from pytorch_accelerated.huggingface.trainer_callback import (
     DEFAULT_CALLBACKS,
     PrinterCallback,
@@ -55,6 +54,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.ranks.optimizers import as_one
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.publish import explained
 
@@ -124,7 +124,7 @@ class Trainer(TrainerHooks):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         args = TrainingArguments() if args is None else args
-        optimizers = optimizing.given_parts(optimizers)
+        optimizers = as_one(optimizers[0]), optimizers[1]
         parts = model, model_init, optimizers, optimizer_cls_and_kwargs
         complaints = refusing.complaints_about_parts(args, *parts)
         args.check()
@@ -475,15 +475,13 @@ class Trainer(TrainerHooks):
         labels = evaluating.labels_in(inputs, self.label_names)
         is_by_itself = not self.label_names and inputs.get("return_loss", self.can_return_loss)
         returns_loss = labels is not None or bool(is_by_itself)
-        with torch.no_grad():
+        count = self.count_items(inputs) if returns_loss and self.counts_items else None
+        with torch.no_grad(), self.compute_loss_context_manager():
             if returns_loss:
-                count = self.count_items(inputs) if self.counts_items else None
-                loss, outputs = loss_of(self, model, inputs, return_outputs=True, num_items_in_batch=count)
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
                 loss = loss.detach().mean() if loss.ndim else loss.detach()
             else:
-                loss = None
-                with self.compute_loss_context_manager():
-                    outputs = model(**inputs)
+                loss, outputs = None, model(**inputs)
         if prediction_loss_only:
             return loss, None, None
         # If the loss is computed from labels outside the model, the model's outputs do not begin with it.
@@ -503,12 +501,30 @@ class Trainer(TrainerHooks):
         """Evaluate during training, and step a schedule that watches a metric."""
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
-            self.lr_scheduler.step(metric_of(metrics, self.args.metric_for_best_model or "loss"))
+            self.lr_scheduler.step(evaluating.metric_of(metrics, self.args.metric_for_best_model or "loss"))
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        """Note the metric if it is the best so far, and return whether it is."""
-        return note_if_best(self.state, self.args, metrics, self._engine.ranks)
+        """Note the metric in the state if it is the best so far, and return whether it is.
+
+        Raises:
+            MissingMetricError: a KeyError, if ``metric_for_best_model`` is not among `metrics`.
+        """
+        name, state = self.args.metric_for_best_model, self.state
+        if name is None:
+            return False
+        value = evaluating.metric_of(metrics, name)
+        if math.isnan(value):
+            warn_user(
+                self._engine.ranks,
+                f"`metric_for_best_model`, {name!r}, is NaN at step {state.global_step}, so this is not the best model "
+                "whatever others are. Look at the evaluation set, and at the logged losses for NaN.",
+            )
+        best, sign = state.best_metric, 1 if self.args.greater_is_better else -1
+        if math.isnan(value) or (best is not None and not sign * value > sign * best):
+            return False
+        state.best_metric, state.best_global_step = value, state.global_step
+        return True
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Gather nested tensors from all ranks. Must be called by all ranks with a batch."""

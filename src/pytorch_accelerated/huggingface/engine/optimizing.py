@@ -16,15 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
-from pytorch_accelerated.ranks.optimizers import Optimizers, as_one
+from pytorch_accelerated.ranks.optimizers import Optimizers
 
 Factor = Callable[[int], float]
-
-
-def given_parts(optimizers: tuple[Any, Any]) -> tuple[Any, Any]:
-    """An optimizer and a schedule, as the trainer is given them; several optimizers as one."""
-    optimizer, schedule = optimizers
-    return as_one(optimizer), schedule
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.data.updates import MicroBatch, Update
-from pytorch_accelerated.errors import CheckpointError, HookOutputError, MissingMetricError
+from pytorch_accelerated.errors import CheckpointError, HookOutputError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
 from pytorch_accelerated.huggingface.knowledge import BatchCounter, items_of_update, main_input_name, reads_scale
@@ -27,7 +27,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     refuse_steps_taken_by_others,
     speed_metrics,
 )
-from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
+from pytorch_accelerated.huggingface.training_args import logger
 from pytorch_accelerated.loop.hook_output import adding_nothing
 from pytorch_accelerated.loop.preparing import loader_of_pass
 from pytorch_accelerated.loop.step import Call, Step
@@ -43,10 +43,8 @@ from pytorch_accelerated.record.warning import warn_user
 if TYPE_CHECKING:
     from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.huggingface.engine.engine import Engine
-    from pytorch_accelerated.huggingface.events import TrainerState
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.loop.context import Context
-    from pytorch_accelerated.ranks.ranks import Ranks
 
 _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
@@ -249,14 +247,11 @@ class FaceTraining(Training):
             input_name=main_input_name(self.face.model),
             pad_token_id=getattr(self.face.processing_class, "pad_token_id", None),
         )
-        self.first_tokens = 0
         self.evaluates_as_requested = False
         self.output: TrainOutput = None  # type: ignore[assignment]  # until the training is over
         self._ignore_keys = ignore_keys
         self.batches_of_epoch = 1
-        self.log = TrainingLog(self)
         self._first_step = 0
-        self.started = time.time()
         self._memory = meter_memory("train", self._args)
         self._reason_to_stop = ""
         self._kept_loaders: dict[Any, RunLoader] = {}
@@ -505,41 +500,3 @@ class TrainingLog:
     def mean(self) -> float:
         """The mean of all losses that were taken; NaN without any."""
         return self._total / self._count if self._count else math.nan
-
-
-def note_if_best(state: TrainerState, args: TrainingArguments, metrics: dict[str, float], ranks: Ranks) -> bool:
-    """Note the metric in `state` if it is the best so far, and return whether it is.
-
-    Raises:
-        MissingMetricError: a KeyError, if ``metric_for_best_model`` is not among `metrics`.
-    """
-    name = args.metric_for_best_model
-    if name is None:
-        return False
-    value = metric_of(metrics, name)
-    if math.isnan(value):
-        warn_user(
-            ranks,
-            f"`metric_for_best_model`, {name!r}, is NaN at step {state.global_step}, so this is not the best model "
-            "whatever others are. Look at the evaluation set, and at the logged losses for NaN.",
-        )
-    best, sign = state.best_metric, 1 if args.greater_is_better else -1
-    if math.isnan(value) or (best is not None and not sign * value > sign * best):
-        return False
-    state.best_metric, state.best_global_step = value, state.global_step
-    return True
-
-
-def metric_of(metrics: dict[str, float], name: str) -> float:
-    """A metric of an evaluation, whose name may lack its prefix.
-
-    Raises:
-        MissingMetricError: a KeyError; names those that there are.
-    """
-    name = name if name.startswith("eval_") else f"eval_{name}"
-    if name not in metrics:
-        raise MissingMetricError(
-            f"`metric_for_best_model` is {name!r}, which the evaluation does not have. There is: "
-            f"{', '.join(map(repr, metrics))}. Choose one of these, or return it from `compute_metrics`."
-        )
-    return metrics[name]
