@@ -91,13 +91,15 @@ class TrainingArguments(Arguments):
         self.check()
 
     def check(self) -> None:
-        """Reject values that cannot work, and make strings members of their enums.
+        """Reject values that cannot work, and make strings members of their enums, unless nothing has changed.
 
         The Trainer checks again, because arguments may change before it is made.
         """
-        read_values(self)
-        check_kinds(self)
-        check_values(self)
+        if vars(self).get("_checked") != repr({**vars(self), "_checked": ""}):
+            read_values(self)
+            check_kinds(self)
+            check_values(self)
+            self._checked = repr({**vars(self), "_checked": ""})
 
     set_training = _setter(
         "learning_rate batch_size:per_device_train_batch_size weight_decay num_epochs:num_train_epochs max_steps "
