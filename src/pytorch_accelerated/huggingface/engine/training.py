@@ -143,7 +143,8 @@ class FaceStep(Step):
 
     def optimizer_step(self) -> None:
         """Clip the complete gradient and step the optimizer, with the events around it; keep what may be logged."""
-        context, face, limit = self.context, self.face, self.context.settings.gradient_clip_norm
+        context, face = self.context, self.face
+        limit: Any = context.settings.gradient_clip_norm  # here one number, if any
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
         elif self.training.log.may_be_due():
