@@ -311,10 +311,10 @@ class FaceTraining(Training):
         """Whether a callback or method of the user may set flags on one rank alone."""
         return self.face.callback_handler.ranks_agree_after_each_update() or not is_ours(self.face)
 
-    def agree_on_control(self) -> None:
-        """Set each flag of the control that any rank has set, where ranks may have callbacks of their own.
+    def agreed_control(self) -> Any:
+        """The trainer's control, with each flag that any rank has set, where ranks may have callbacks of their own.
 
-        Must be called by all ranks, between events and what is done because of their flags.
+        Must be called by all ranks, between an event and what is done because of its flags.
         """
         handler, flags = self.face.callback_handler, vars(self.face.control)
         if self.all_agree_after_each_update and not handler.is_agreed:
@@ -322,14 +322,14 @@ class FaceTraining(Training):
             for name, asked in zip(CONTROL_FLAGS, zip(*by_rank, strict=True), strict=True):
                 flags[name] = any(asked)
             handler.is_agreed = True
+        return self.face.control
 
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to train, or a callback ended the training. Epochs that it ended count."""
-        self.agree_on_control()
-        state = self.context.state
+        is_stopped, state = self.agreed_control().should_training_stop, self.context.state
         is_over = state.epochs >= self.face.state.num_train_epochs or (state.is_cut and self.context.is_at_limit)
-        return is_over or bool(self.face.control.should_training_stop) or super().is_complete
+        return is_over or bool(is_stopped) or super().is_complete
 
     @property
     def ends_before_data(self) -> bool:
@@ -346,8 +346,7 @@ class FaceTraining(Training):
         self.batches_of_epoch = self.context.loaders.train.num_batches or of_run
         for update in updates:
             yield update
-            self.agree_on_control()
-            control = self.face.control
+            control = self.agreed_control()
             if control.should_epoch_stop or control.should_training_stop:
                 return
 
@@ -366,13 +365,12 @@ class FaceTraining(Training):
         It is done in this order, as the control says.
         """
         self.face.callback_handler.fire(event, self.face)
-        self.agree_on_control()
-        if self.face.control.should_log:
+        if self.agreed_control().should_log:
             self.log.write()
-            self.agree_on_control()
-        if self.face.control.should_evaluate:
+        control = self.agreed_control()
+        if control.should_evaluate:
             self._engine.request_evaluation()
-        elif self.face.control.should_save:
+        elif control.should_save:
             self._request_checkpoint()
 
     def evaluate_as_requested(self) -> None:
@@ -386,8 +384,7 @@ class FaceTraining(Training):
         is_best = self.face._determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
             self.face.control.should_save = is_best
-        self.agree_on_control()
-        if self.face.control.should_save:
+        if self.agreed_control().should_save:
             self._request_checkpoint()
 
     def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
