@@ -42,6 +42,31 @@ def test_gradients_and_weights_at_the_events_of_an_update(tmp_path: Path) -> Non
     assert seen == [(event, *expected) for event, expected in has_gradient_and_moved.items()] * 2
 
 
+def test_callbacks_and_their_methods_may_be_exchanged_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Listening(TrainerCallback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            heard.append((self.name, state.global_step))
+
+    class Exchange(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            callbacks = trainer.callback_handler.callbacks
+            if state.global_step == 1:
+                callbacks[callbacks.index(first)] = Listening("second")
+            elif state.global_step == 2:
+                late.on_step_begin = lambda *args, **kwargs: heard.append(("late", 2))  # type: ignore[method-assign]
+                trainer.remove_callback(self)
+
+    first, late = Listening("first"), TrainerCallback()
+    trainer = make_trainer(tmp_path, first, Exchange(), late, max_steps=3)
+    trainer.train()
+    assert heard == [("first", 0), ("second", 1), ("second", 2), ("late", 2)]
+
+
 def test_events_pass_the_documented_arguments(tmp_path: Path) -> None:
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
