@@ -976,7 +976,7 @@ HONEST: dict[str, Callable[[], Run]] = {
         {"inputs": INPUTS, "labels": TARGETS},
         model=OfDicts(),
         loss=None,
-        eval_dataset={"eval": {"inputs": INPUTS[:8], "labels": TARGETS[:8]}},
+        eval_dataset={"inputs": INPUTS[:8], "labels": TARGETS[:8]},
     ),
     "two optimizers, and an own hook": lambda: run(base=OwnHook, optimizer=two_optimizers),
 }

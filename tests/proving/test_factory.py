@@ -26,13 +26,13 @@ class Numbers(Dataset):
         return torch.full((2,), index / 12), torch.full((1,), index * FACTOR)
 
 
-def make_run(seed=0, sizes=(4,), workers=0):
+def make_run(seed=0, sizes=(4,), workers=0, states="states"):
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=(), seed=seed)
     loader = {"num_workers": workers, "multiprocessing_context": "spawn" if workers else None}
     arguments = {"train_dataset": Numbers(), "num_epochs": 1, "per_device_batch_size": sizes[0]}
-    return trainer, {**arguments, "train_dataloader_kwargs": loader, "resume_from": "states"}
+    return trainer, {**arguments, "train_dataloader_kwargs": loader, "resume_from": states}
 
 
 def make_nothing():
@@ -75,6 +75,7 @@ def test_a_script_makes_a_run_with_literals_as_arguments(script: Path) -> None:
     trainer.train(**arguments)
     assert (trainer.run_state.updates, trainer.run_config.seed) == (4, 7)
     assert make_run(f"{script}:make_run(7)")[1]["resume_from"] == "states"
+    assert make_run(f"{script}:make_run(states='s3://bucket/states')")[1]["resume_from"] == "s3://bucket/states"
 
 
 @pytest.mark.processes

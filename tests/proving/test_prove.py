@@ -142,6 +142,24 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
 }
 
 
+class Watching(faults.EveryFourth):
+    """Keeps the model, which has the fault, and another thing that does nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.count = model, -100
+
+
+def test_what_has_the_fault_is_named_wherever_else_it_is_kept() -> None:
+    model = faults.Counting()
+    row = proof_of(run(None, Watching(model), model=model))[RESUMED]
+    assert (row.verdict, row.update) == ("difference", 2)
+    assert_matches(
+        "^the loss: `calls` of the model Counting was 1 .* after the resume: register it as a buffer$", row.culprit
+    )
+    assert "Watching" not in row.culprit
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_named(name: str) -> None:
     make, check, update, culprit = PLANTED[name]

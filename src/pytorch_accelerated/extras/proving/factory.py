@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ def make_run(place: str, without: Collection[str] = ()) -> tuple[Trainer, dict[s
     Raises:
         ConfigurationError: if there is no such function, or it returns something else.
     """
-    source, _, call = place.rpartition(":")
+    found = re.fullmatch(r"(.+):(\w+(\(.*\))?)", place, re.DOTALL)  # an argument may have a colon, too
+    source, call = found.groups()[:2] if found else ("", "")
     name, arguments, keywords = _parsed(call) if source else ("", [], {})
     if not name:
         raise ConfigurationError(f"{place!r} names no function. Give {HELP}.")

@@ -175,10 +175,12 @@ class Outside:
 
     def _walk(self, trainer: Trainer) -> Iterator[Place]:
         """Every place once."""
-        seen: set[Any] = {id(trainer.run_context)}
         roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
-        named = itertools.chain(roots, _hooks_of(trainer.get_model()))
-        places = (_within(Place(role, text, text, root), seen) for role, text, root in named if root is not None)
+        found: dict[int, Any] = {}
+        for role, text, root in itertools.chain(_hooks_of(trainer.get_model()), roots):
+            found.setdefault(id(root), Place(role, text, text, root))
+        seen: set[Any] = {id(trainer.run_context), *found}  # what is a root is called by its own name only
+        places = (_within(place, seen) for place in found.values() if place.value is not None)
         return itertools.islice(itertools.chain.from_iterable(places), _MAX_PLACES)
 
     def _roots(self, trainer: Trainer) -> Iterator[tuple[str, Any]]:
@@ -199,9 +201,9 @@ class Outside:
         yield from (("callback", callback) for callback in trainer.callback_handler)
         loss_func = trainer.loss_func
         yield from (("loss function", each) for each in _modules_of(loss_func) or [loss_func])
-        yield from (("model", module) for module in trainer.get_model().modules())
         yield from (("optimizer", each) for each in _optimizers_of(trainer))
         yield from (("scheduler", each) for each in (arguments.get("create_scheduler_fn"), trainer.scheduler))
+        yield from (("model", module) for module in trainer.get_model().modules())  # there may be many
 
 
 def _pairs(one: UpdateTrace, other: UpdateTrace) -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
@@ -226,7 +228,7 @@ def _within(place: Place, seen: set[Any], depth: int = 0) -> Iterator[Place]:
     if isinstance(value, PLAIN):  # which is one object for all; but a class is found by itself and through its objects
         put: Any = place.put
         key = (id(put.args[0]), put.args[1]) if getattr(put, "func", None) is setattr else None
-    if depth > _MAX_DEPTH or (key is not None and key in seen):
+    if depth > _MAX_DEPTH or (depth and key is not None and key in seen):
         return
     seen.add(key)
     yield place
