@@ -18,6 +18,7 @@ from pytorch_accelerated.extras.proving.trace import digest
 from pytorch_accelerated.facts.seeding import generator_states
 from tests.proving import faults
 from tests.proving.faults import INPUTS, TARGETS, Own, Rows, Run, run
+from tests.support.processes import run_script
 from tests.support.reference import tiny_model
 
 AGAIN, RESUMED, HALVES = "again", "resumed at each update", "half batches, twice as many"
@@ -190,6 +191,45 @@ def test_an_order_from_a_set_differs_in_a_new_process() -> None:
     assert (rows[KILLED].verdict, rows[KILLED].update) == ("difference", 1)
     assert_matches("`groups` of the sampler BySet was .* in a new process: make the order", rows[KILLED].culprit)
     assert rows[RANKS].verdict == "not checked"
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from pytorch_accelerated import Trainer
+
+INPUTS, ORDER = torch.linspace(-1, 1, 48).reshape(-1, 1), {f"row {index}" for index in range(48)}
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        row = INPUTS[[int(name.split()[1]) for name in ORDER][index]]
+        return row, row.square()
+
+
+def make_run():
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    return trainer, {"train_dataset": Rows(), "num_epochs": 3}
+
+
+if __name__ == "__main__":
+    trainer, arguments = make_run()
+    print(trainer.prove(**arguments, updates=4, factory=f"{__file__}:make_run").rows[5].culprit)
+"""
+
+
+@pytest.mark.processes
+def test_variables_of_a_script_are_the_same_ones_in_a_new_process() -> None:
+    stdout = run_script(SCRIPT).stdout
+    assert_matches("^the contents of the batch: `ORDER`, a variable of the module script, was .* in a new", stdout)
+    assert "INPUTS" not in stdout
 
 
 # -------------------------------------------------------------------------------------------------- no false alarm

@@ -11,6 +11,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -312,7 +313,9 @@ def _variables_of(
         with contextlib.suppress(ValueError):  # it may have no value yet
             yield text, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
     module = function.__globals__
-    script = str(module.get("__name__")).replace("__mp_main__", "__main__")
+    script = str(module.get("__name__"))
+    if script in ("__main__", "__mp_main__"):  # which a factory imports by its name
+        script = getattr(module.get("__spec__"), "name", None) or Path(str(module.get("__file__", script))).stem
     for name in _names_in(function.__code__):
         if name in module and _may_keep_something(module[name]):
             text = f"`{name}`, a variable of the module {script},"
