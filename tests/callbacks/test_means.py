@@ -49,6 +49,43 @@ def test_means_are_over_samples_and_add_up_to_the_loss() -> None:
     assert len(found["intermediate_eval_squares"]) == len(found["intermediate_eval_loss"]) > 0
 
 
+class Kept(TwoLosses):
+    """Its loss is the mean over the rows that are not marked."""
+
+    def forward(self, inputs: torch.Tensor, marks: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().forward(inputs[~marks])
+
+
+class Beforehand(Trainer):
+    def count_batch_items(self, batch: Any) -> int:
+        return int((~batch["marks"]).sum())
+
+
+class Late(Trainer):
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": (~batch["marks"]).sum()}
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        return {**super().calculate_eval_batch_loss(batch), "num_items_in_batch": (~batch["marks"]).sum()}
+
+
+@pytest.mark.parametrize("base", [Beforehand, Late])
+def test_of_a_loss_over_items_the_parts_are_means_over_items(base: type[Trainer]) -> None:
+    model = Kept()
+    marks = torch.arange(11) % 4 == 1
+    kept = ROWS["inputs"][~marks]
+    with torch.no_grad():
+        outputs = model.layer(kept)
+    callback = RecordMeansCallback("small_loss", "squares")
+    trainer = base(model, None, torch.optim.SGD(model.parameters(), 0.1), [callback], seed=3)
+    found = trainer.evaluate({**ROWS, "marks": marks}, 3)
+    assert found["eval_small_loss"] == pytest.approx(outputs.square().mean().item(), rel=1e-12)
+    assert found["eval_squares"] == pytest.approx((outputs - 1).square().mean().item(), rel=1e-12)
+    history = trainer.train({**ROWS, "marks": marks}, 1, None, 3)
+    parts = [history.get_latest_metric(f"train_{name}") for name in ("small_loss", "squares")]
+    assert sum(parts) == pytest.approx(history.get_latest_metric("train_loss_epoch"), rel=1e-12)
+
+
 @pytest.mark.parametrize("updates", range(1, 12))
 def test_a_run_resumed_at_any_update_has_the_same_means(updates: int, tmp_path: Path) -> None:
     expected = train(make())

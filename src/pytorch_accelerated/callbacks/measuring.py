@@ -28,8 +28,9 @@ class RecordMeansCallback(TrainerCallback):
     A name is that of an entry of the model's outputs, if they are a dict, or of what `calculate_train_batch_loss` and
     `calculate_eval_batch_loss` return: a number for the batch, or a tensor, whose mean is taken. They are recorded as
     ``train_<name>`` and ``eval_<name>``, and as ``intermediate_eval_<name>`` for evaluations within an epoch: means
-    over the samples of all ranks. They are read from the device every 256 batches, and a resumed epoch has the same
-    means. An entry of training may be absent in evaluations. Put this callback before those that log.
+    over what the loss is a mean of, samples or counted items of all ranks, so that parts of a loss add up to it. They
+    are read from the device every 256 batches, and a resumed epoch has the same means. An entry of training may be
+    absent in evaluations. Put this callback before those that log.
 
     Args:
         names: of the entries, also in a list.
@@ -60,12 +61,12 @@ class RecordMeansCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch."""
-        self._add("train_", batch_output, self.names)
+        self._add(trainer, "train_", batch_output, self.names)
 
     def on_eval_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch; where the run has trained, those that are there."""
         needed = () if self._has_trained or trainer.run_context.loaders.train is not None else self.names
-        self._add(trainer.run_history.metric_name_prefix + "eval_", batch_output, needed)
+        self._add(trainer, trainer.run_history.metric_name_prefix + "eval_", batch_output, needed)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the means of the epoch."""
@@ -90,8 +91,8 @@ class RecordMeansCallback(TrainerCallback):
             self._trackers[prefix + name].reset()
             self._restored.pop(prefix + name, None)
 
-    def _add(self, prefix: str, batch_output: dict[str, Any], needed: Iterable[str]) -> None:
-        outputs = batch_output.get("model_outputs")
+    def _add(self, trainer: Trainer, prefix: str, batch_output: dict[str, Any], needed: Iterable[str]) -> None:
+        outputs, weight = batch_output.get("model_outputs"), trainer.run_context.batch_weight
         found = {**(outputs if isinstance(outputs, Mapping) else {}), **batch_output}
         for name in self.names:
             if name not in found:
@@ -103,7 +104,7 @@ class RecordMeansCallback(TrainerCallback):
             value = found[name]
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 value = value.detach().mean(dtype=widest_float(value.device))
-            self._trackers[prefix + name].update(value, batch_output["batch_size"])
+            self._trackers[prefix + name].update(value, batch_output["batch_size"] if weight is None else weight)
             self._trackers[prefix + name].read_if_long()
 
     def _total(self, key: str) -> tuple[float, float]:

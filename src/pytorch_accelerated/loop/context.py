@@ -75,6 +75,7 @@ class Context:
         training: what the call trains with; None if it does not train.
         position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
             if there is none, or a loop of the user's own goes through the batches.
+        batch_weight: how much the current batch counts in the recorded loss: what its mean is over. None before one.
         page: the display of a training run in a notebook, opened by a callback; None elsewhere.
     """
 
@@ -116,6 +117,7 @@ class Context:
     evaluation_sets: EvaluationSets = _LATER
     training: Training = _LATER
     position_in_pass: int | None = None
+    batch_weight: Any = None
     page: Any = None
 
     @property

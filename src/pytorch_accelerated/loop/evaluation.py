@@ -146,7 +146,8 @@ class Evaluation(Pass):
         output = self.output_of(self.context.trainer.calculate_eval_batch_loss, round_)
         if not round_.is_idle:
             loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
-            record(loss, size if round_.items is None else round_.items)
+            self.context.batch_weight = size if round_.items is None else round_.items
+            record(loss, self.context.batch_weight)
         self.emit_of_batch(round_, "on_eval_step_end", batch=round_.batch, batch_output=output)
 
 

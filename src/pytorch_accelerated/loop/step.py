@@ -126,7 +126,8 @@ class Step:
         """Tell the loss tracker and the callbacks about a batch."""
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         items = self.micro_batch.items
-        self._record(loss, size if items is None else items)
+        self.context.batch_weight = size if items is None else items
+        self._record(loss, self.context.batch_weight)
         if self.context.callbacks.acts_at["on_train_step_end"]:
             self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
@@ -143,7 +144,7 @@ class Step:
             weight = self.late_counts.add(output["batch_size"] if count is None else count, self.current.samples)
             if isinstance(weight, torch.Tensor):
                 return loss * weight.to(device=loss.device, dtype=loss.dtype)
-        elif self._checks_size:
+        elif self._checks_size and weight != 1:
             self._check_size(output["batch_size"])
         if weight == 1:
             return loss
