@@ -60,9 +60,10 @@ def test_the_average_is_that_of_the_last_epochs_with_statistics_of_its_own(tmp_p
         assert torch.equal(trainer.model.state_dict()[name], value), name
 
 
-def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_path", ["again.pt", "other.pt"])  # each job may have a folder of its own
+def test_a_resumed_run_has_the_same_average(first_path: str, tmp_path: Path) -> None:
     run(SWACallback(0.25, save_path=tmp_path / "whole.pt"))
-    run(SWACallback(0.25, save_path=tmp_path / "again.pt"), SaveAndStop(tmp_path / "state", 13))
+    run(SWACallback(0.25, save_path=tmp_path / first_path), SaveAndStop(tmp_path / "state", 13))
     run(SWACallback(0.25, save_path=tmp_path / "again.pt"), resume_from=tmp_path / "state")
     whole, again = (torch.load(tmp_path / name)["model_state_dict"] for name in ("whole.pt", "again.pt"))
     for name, value in whole.items():

@@ -222,6 +222,11 @@ class TrainerCallback:
         kind, name = type(self).__name__, self._told_apart_by
         return f"{kind}({getattr(self, name)})" if name else kind
 
+    @property
+    def is_told_apart_by_path(self) -> bool:
+        """Whether only the path to which it writes distinguishes it from others of its class."""
+        return self._told_apart_by in ("path", "save_dir", "save_path")
+
 
 class StateSaver(TrainerCallback):
     """A callback that saves training states. The loop goes back to them, and looks for them when a run resumes.

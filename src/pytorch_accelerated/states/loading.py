@@ -146,11 +146,28 @@ def _read_run(
     states = checked_states(pairs, source=folder)
     states.append(("The run history", run.history, parts["run"]["history"]))
     for callback in run.callbacks:
-        state = parts["callbacks"].get(key_of_state(callback)) if hasattr(callback, "load_state_dict") else None
+        state = _saved_state(callback, run.callbacks, parts["callbacks"])
         if state is not None:
             states.append((type(callback).__name__, callback, state))
     objects, modules = _checked_held(run, parts["held"], source=folder)
     return parts, by_rank, [*states, *objects], [(model, parts["model"]), *modules]
+
+
+def _saved_state(callback: Any, callbacks: Iterable[Any], saved: Mapping[str, Any]) -> Any:
+    """The saved state of a callback; None if there is none.
+
+    The state of one that writes to a file is found under another path, too, if nothing but the path has changed: each
+    job of a run that is stopped and resumed may have a folder of its own.
+    """
+    if not hasattr(callback, "load_state_dict"):
+        return None
+    key, kind = key_of_state(callback), f"{type(callback).__name__}("
+    if key in saved or not getattr(callback, "is_told_apart_by_path", False):
+        return saved.get(key)
+    keys = {key_of_state(each) for each in callbacks}
+    left = [other for other in saved if other.startswith(kind) and other not in keys]
+    alike = [other for other in keys if other.startswith(kind) and other not in saved]
+    return saved[left[0]] if len(left) == len(alike) == 1 else None
 
 
 def _checked_held(
