@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy, cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated import Trainer
@@ -419,6 +419,95 @@ def test_two_classes_from_one_logit_are_classes(tmp_path: Path):
     assert run_on_page(tmp_path / "run.html")["predictions"][""]["classes"]["matrix"] == matrix
 
 
+def evaluated(path: Path, model: nn.Module, loss: Any, data: Any, *others: TrainerCallback, **kwargs: Any) -> Any:
+    """What the page shows of an evaluation of a model."""
+    trainer = Trainer(model, loss, None, callbacks=[*others, ReportCallback(path, **kwargs)])
+    trainer.evaluate(data, per_device_batch_size=7)
+    return run_on_page(path)["predictions"][""]
+
+
+def own(loss: Any) -> Any:
+    """A loss function that tells nothing of what it takes."""
+    return lambda outputs, targets: loss(outputs, targets)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_probabilities_with_a_loss_of_ones_own_are_left_out_until_somebody_says_that_they_are(
+    whole: bool, tmp_path: Path
+):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 1, generator=generator)
+    truth = inputs[:, 0] + torch.randn(60, generator=generator) > 0.5
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sigmoid(), nn.Flatten(0))
+    loss = own(lambda outputs, targets: binary_cross_entropy(outputs, targets.float()))
+    data = inputs, truth.long() if whole else truth.float()
+    found = evaluated(tmp_path / "run.html", model, loss, data)
+    assert (found["classes"], found["scatter"], found["samples"]) == (None, None, None)
+    assert "`scores='probabilities'`" in found["notes"][0]
+
+    said = MetricsCallback(["accuracy"], scores="probabilities", average="macro")
+    found = evaluated(tmp_path / "run.html", model, loss, data, said)
+    with torch.no_grad():
+        probabilities = model(inputs)
+    assert found["classes"]["matrix"] == confusion_matrix(truth, probabilities > 0.5).tolist()
+    losses = binary_cross_entropy(probabilities, truth.float(), reduction="none").sort(descending=True)
+    assert [row["index"] for row in found["samples"]["rows"]] == losses.indices[:12].tolist()
+    confidence = torch.maximum(probabilities, 1 - probabilities)[losses.indices[:12]]
+    assert [row["confidence"] for row in found["samples"]["rows"]] == pytest.approx(confidence.tolist())
+    assert found["notes"] == []
+
+
+def test_the_confidence_of_probabilities_is_theirs_or_left_out(tmp_path: Path):
+    images, labels = EVAL.tensors
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+    loss = own(lambda outputs, targets: cross_entropy(outputs.log(), targets))
+    with torch.no_grad():
+        probabilities = model(images)
+    found = evaluated(tmp_path / "run.html", model, loss, EVAL)
+    assert found["classes"]["matrix"] == confusion_matrix(labels, probabilities.argmax(1)).tolist()
+    assert {row["confidence"] for row in found["samples"]["rows"]} == {None}
+    assert "`scores='probabilities'`" in found["notes"][0]
+
+    said = MetricsCallback(["accuracy"], scores="probabilities")
+    found = evaluated(tmp_path / "run.html", model, loss, EVAL, said)
+    rows = [row["index"] for row in found["samples"]["rows"]]
+    confidence = [row["confidence"] for row in found["samples"]["rows"]]
+    assert confidence == pytest.approx(probabilities.max(1).values[rows].tolist())
+    assert found["notes"] == []
+
+
+def test_whole_numbers_with_a_loss_of_ones_own_are_numbers_unless_they_are_all_0_or_1(tmp_path: Path):
+    inputs, targets = (torch.tensor(part) for part in load_diabetes(return_X_y=True))
+    data = inputs.float()[:100], targets.long()[:100]
+    model = nn.Sequential(nn.Linear(10, 1), nn.Flatten(0))
+    loss = own(lambda outputs, targets: mse_loss(outputs, targets.float()))
+    found = evaluated(tmp_path / "run.html", model, loss, data)
+    assert (found["classes"], found["notes"]) == (None, [])
+    assert found["scatter"]["truth"] == data[1].tolist()
+    with torch.no_grad():
+        errors = (model(data[0]) - data[1]).square().sort(descending=True)
+    assert [row["index"] for row in found["samples"]["rows"]] == errors.indices[:12].tolist()
+    assert [row["loss"] for row in found["samples"]["rows"]] == pytest.approx(errors.values[:12].tolist(), rel=1e-5)
+
+
+def test_labels_or_one_hot_classes_with_a_loss_of_ones_own_are_left_out_until_somebody_says_which(tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 3, generator=generator)
+    truth = (inputs + torch.randn(60, 3, generator=generator)).argmax(1)
+    data = inputs, nn.functional.one_hot(truth, 3).float()
+    model = nn.Linear(3, 3)
+    nn.init.eye_(model.weight)
+    found = evaluated(tmp_path / "run.html", model, own(cross_entropy), data)
+    assert (found["classes"], found["scatter"], found["samples"]) == (None, None, None)
+    assert "`task`" in found["notes"][0]
+    said = MetricsCallback(["accuracy"], task="multiclass")
+    found = evaluated(tmp_path / "run.html", model, own(cross_entropy), data, said)
+    with torch.no_grad():
+        assert found["classes"]["matrix"] == confusion_matrix(truth, model(inputs).argmax(1)).tolist()
+    assert found["notes"] == []
+
+
 def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path: Path):
     images, labels = EVAL.tensors
     some = labels.clone()
@@ -437,7 +526,9 @@ def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path
     train(trainer_with(ReportCallback(tmp_path / "run.html"), trainer_class=Sequences))
     run = run_on_page(tmp_path / "run.html")
     nothing = {"of": "epoch 2", "epoch": 2, "classes": None, "scatter": None, "samples": None}
+    notes = run["predictions"][""].pop("notes")
     assert run["predictions"] == {"": nothing}
+    assert "`get_predictions_and_targets`" in notes[0]
 
 
 def test_secrets_on_the_command_line_are_not_shown(monkeypatch: pytest.MonkeyPatch):

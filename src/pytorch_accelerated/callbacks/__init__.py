@@ -24,7 +24,7 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.tasks import Task, is_known_loss, kind_of_task
+from pytorch_accelerated.callbacks.tasks import Asked, Task, is_known_loss, kind_of_task
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
@@ -72,6 +72,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Asked",
     "DEFAULT_CALLBACKS",
     "CSVLoggerCallback",
     "CallbackHandler",

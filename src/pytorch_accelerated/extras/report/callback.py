@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback, never_ends_a_run, watched_metrics
+from pytorch_accelerated.callbacks import (
+    Asked,
+    MetricsCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+    never_ends_a_run,
+    watched_metrics,
+)
 from pytorch_accelerated.extras.report.contents import (
     RunContents,
     environment_facts,
@@ -113,8 +121,9 @@ class ReportCallback(TrainerCallback):
     def get_predictions_and_targets(self, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
         """The outputs and targets that the page shows; (None, None) for none. Override it for other structures.
 
-        Outputs of shape (samples, classes) with whole numbers as targets are logits. Outputs and targets of one
-        floating-point shape are those of a regression. The page shows nothing of others.
+        The loss function, shapes and dtypes tell what they are, as for metrics by name, and so does a `MetricsCallback`
+        of the run, by its `task`, `classes_dim`, `ignore_index` and `scores`. What has two readings is left out, with a
+        line that says so.
 
         By default, these are `model_outputs` (or its entry "logits", if it is a dict) and the batch's second item (or
         its entry "labels", if it is a dict).
@@ -172,7 +181,8 @@ class ReportCallback(TrainerCallback):
         self._keep_best_predictions(trainer)  # by now all callbacks have judged those so far
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
-            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func)
+            asked = _asked(trainer)
+            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, asked)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Collect the predictions of a batch, on the device."""
@@ -369,3 +379,15 @@ class ReportCallback(TrainerCallback):
         finally:
             ended = time.monotonic()
             self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)
+
+
+def _asked(trainer: Trainer) -> Asked:
+    """What the metrics callbacks of the run that take outputs and targets as they are say of them, if they agree."""
+    usual = MetricsCallback.get_predictions_and_targets
+    all_asked = {
+        dataclasses.replace(each._asked, average=None)
+        for each in trainer.callback_handler
+        if isinstance(each, MetricsCallback) and type(each).get_predictions_and_targets is usual
+        if each.predictions in (None, "argmax", "logits") and each.targets in (None, "labels")
+    } - {Asked()}
+    return all_asked.pop() if len(all_asked) == 1 else Asked()

@@ -514,7 +514,8 @@ function samples(worst, of) {
 function predictions(run) {
   return Object.entries(run.predictions).flatMap(([set, found]) => {
     const of = set ? `${set}, ${found.of}` : found.of;
-    return [...classes(found.classes, of), ...scatter(found.scatter, of), ...samples(found.samples, of)];
+    const notes = (found.notes ?? []).map((note) => h("p", { class: "soft small" }, note));
+    return [...classes(found.classes, of), ...scatter(found.scatter, of), ...samples(found.samples, of), ...notes];
   });
 }
 

@@ -7,13 +7,13 @@ import copy
 import dataclasses
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks import Task, is_known_loss, kind_of_task
+from pytorch_accelerated.callbacks import Asked, Task, is_known_loss, kind_of_task
 from pytorch_accelerated.errors import HookOutputError
 
 _MAX_CLASSES = 1000  # counts of more would take too much memory
@@ -23,6 +23,15 @@ _MAX_INPUT_ELEMENTS = 1_000_000  # of one sample; larger ones are not kept
 _MAX_SHOWN_VALUES = 64
 _MAX_SIDE = 128  # pixels of a picture: a dozen of them add some hundred kilobytes to a page
 _MIN_SIDE = 4
+_UNCLEAR = (
+    "Classes and worst predictions are left out: shapes and the loss function do not tell what outputs and targets "
+    "are. A MetricsCallback of the run may say it, by `task` or `classes_dim`, or an override of "
+    "`get_predictions_and_targets`."
+)
+_UNSURE = (
+    " left out: all scores are between 0 and 1, so they can be logits or probabilities, and the loss function does not "
+    "tell. A MetricsCallback of the run may say it: `scores='logits'` or `scores='probabilities'`."
+)
 
 
 # Some samples, by column: "loss", "position" in the evaluation (-1 if unknown), "inputs" if they are kept; with classes
@@ -49,28 +58,34 @@ class PredictionsOfEvaluation:
 
     Nothing is read from the device before `on_host`, and memory is bounded, however long the evaluation is. The loss
     function, shapes and dtypes tell what outputs and targets are, as for metrics by name; what has two readings is left
-    out. Where only the loss function of the user is known, numbers that are all 0 or 1 are classes: that is decided at
-    the end, by all of them.
+    out. With a loss function of the user's own, numbers that are all 0 or 1 are classes, and scores that are all from 0
+    to 1 may be logits or probabilities: that is decided at the end, by all of them.
 
     Args:
         num_samples: how many samples to keep.
         loss_func: of the trainer, by which samples are ranked.
+        asked: what the user says of outputs and targets.
 
     Attributes:
         task: what outputs and targets are.
         counts: of classes, rows are those that are true; or of labels, [labels, 2, 2].
         rows: the samples with the highest loss.
         scatter: two rows of values: what is true, and what is predicted.
-        has_fractions: whether a target was no 0 or 1.
+        has_fractions: whether a target was no 0 or 1, where that decides.
+        is_outside: whether a score was below 0 or above 1, where that decides.
+        is_unclear: whether there is no reading, or more than one.
     """
 
     num_samples: int
     loss_func: Any = None
+    asked: Asked = dataclasses.field(default_factory=Asked)
     task: Task | None = None
     counts: torch.Tensor | None = None
     rows: Rows = dataclasses.field(default_factory=dict)
     scatter: torch.Tensor | None = None
     has_fractions: torch.Tensor | None = None
+    is_outside: torch.Tensor | None = None
+    is_unclear: bool = False
 
     def add(self, outputs: Any, targets: Any, inputs: Any, start: int | None = None) -> None:
         """Collect from a batch.
@@ -88,13 +103,17 @@ class PredictionsOfEvaluation:
             return
         is_open = self._may_be_numbers(outputs, targets)
         try:
-            self.task = self.task or kind_of_task(self.loss_func, outputs, targets)
+            self.task = self.task or kind_of_task(self.loss_func, outputs, targets, self.asked)
         except HookOutputError:
+            self.is_unclear = True
             if not is_open:
                 return
             self.task = Task("regression", scores="numbers")
         if is_open:
-            self.has_fractions = ((targets != 0) & (targets != 1)).any() | (self.has_fractions or False)
+            is_number = (targets != 0) & (targets != 1) & (targets.is_floating_point() | (targets != self.task.ignored))
+            self.has_fractions = is_number.any() | (self.has_fractions or False)
+        if self.task.scores == "unsure":
+            self.is_outside = ((outputs < 0) | (outputs > 1)).any() | (self.is_outside or False)
         rows = {} if self.task.kind == "regression" else self._classified(self.task, outputs.float(), targets)
         if is_open or self.task.kind == "regression":
             rows |= self._estimated(*(each.reshape(len(each), -1).float() for each in (outputs, targets)))
@@ -112,20 +131,21 @@ class PredictionsOfEvaluation:
 
     def on_host(self) -> PredictionsOfEvaluation:
         """A copy in host memory, which ranks can exchange. Waits for the device."""
-        parts = (None if part is None else part.cpu() for part in (self.counts, self.scatter, self.has_fractions))
+        names = ("counts", "scatter", "has_fractions", "is_outside")
+        parts = {name: None if (part := getattr(self, name)) is None else part.cpu() for name in names}
         rows = {name: column.cpu() for name, column in self.rows.items()}
-        counts, scatter, has_fractions = parts
-        return PredictionsOfEvaluation(self.num_samples, None, self.task, counts, rows, scatter, has_fractions)
+        return dataclasses.replace(self, loss_func=None, rows=rows, **parts)
 
     def _may_be_numbers(self, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
         """Whether the loss leaves open if these are numbers or classes."""
-        return not is_known_loss(self.loss_func) and targets.is_floating_point() and targets.numel() == outputs.numel()
+        is_open = self.asked.task is None and not is_known_loss(self.loss_func)
+        return is_open and targets.numel() == outputs.numel()
 
     def _classified(self, task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> Rows:
         scores, truth = task.compared(outputs, targets)
-        counts = truth != task.ignored
+        classes = task.classes if task.kind == "multiclass" else 2
+        counts = (truth != task.ignored) & (truth >= 0) & (truth < classes)
         if task.kind == "multiclass":
-            counts &= (truth >= 0) & (truth < task.classes)
             probabilities = scores.softmax(1) if task.scores != "probabilities" else scores
             confidence, prediction = probabilities.max(dim=1)
         else:
@@ -138,6 +158,7 @@ class PredictionsOfEvaluation:
             return {"truth": truth, "prediction": prediction, "is_right": (truth == prediction).all(1)}
         if len(truth) != len(outputs):  # of the places of a map
             return {}
+        counts = counts if task.kind == "multiclass" else truth != task.ignored  # others may be numbers
         return {"truth": truth, "prediction": prediction, "confidence": confidence, "counts": counts}
 
     def _count(self, task: Task, truth: torch.Tensor, prediction: torch.Tensor, counts: torch.Tensor) -> None:
@@ -196,7 +217,9 @@ def describe(
     of: str,
     index_of: Callable[[int], int | None],
 ) -> dict[str, Any]:
-    """What a page shows of the predictions of an evaluation: `of`, and `classes`, `scatter` and `samples` or None.
+    """What a page shows of the predictions of an evaluation.
+
+    These are `of`, `notes` on what is left out, and `classes`, `scatter` and `samples` or None.
 
     Args:
         per_rank: what each rank has collected.
@@ -204,8 +227,20 @@ def describe(
         of: what the predictions are from, in words.
         index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
     """
-    has_numbers = any(each.has_fractions is not None and bool(each.has_fractions) for each in per_rank)
-    is_open = any(each.has_fractions is not None for each in per_rank)
+    is_open, has_numbers = _any(each.has_fractions for each in per_rank)
+    is_unsure, is_outside = _any(each.is_outside for each in per_rank)
+    task = next((each.task for each in per_rank if each.task is not None), Task("regression"))
+    notes = []
+    if any(each.is_unclear for each in per_rank) and not has_numbers:
+        per_rank, notes = [PredictionsOfEvaluation(each.num_samples) for each in per_rank], [_UNCLEAR]
+    elif is_unsure and not is_outside and not has_numbers:
+        if task.dim is None or task.kind == "labels":  # divided by a threshold
+            per_rank = [PredictionsOfEvaluation(each.num_samples) for each in per_rank]
+            notes = ["Classes and worst predictions are" + _UNSURE]
+        else:
+            notes = ["The confidence of predictions is" + _UNSURE]
+            for each in per_rank:
+                each.rows.pop("confidence", None)
     counts = [each.counts for each in per_rank if each.counts is not None and not has_numbers]
     has_one_size = len({each.shape for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
@@ -216,7 +251,14 @@ def describe(
         "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
         "scatter": _describe_scatter(scattered),
         "samples": _describe_rows(rows, per_rank[0].num_samples, class_names, index_of, has_numbers=has_numbers),
+        "notes": notes,
     }
+
+
+def _any(parts: Iterable[torch.Tensor | None]) -> tuple[bool, bool]:
+    """Whether there is a part, and whether one is true."""
+    known = [bool(part) for part in parts if part is not None]
+    return bool(known), any(known)
 
 
 def _describe_counts(counts: torch.Tensor, class_names: Sequence[str] | None) -> dict[str, Any]:
