@@ -113,6 +113,7 @@ def read_state(
     names = part_names(manifest)
     entries = {entry.name: entry for entry in manifest.files}
     chosen = [name for name in (names if parts is None else parts) if name not in without]
+    # Each file is hashed while it is read, so what was checked is what is used, even if somebody changes the file.
     structures = {name: _read_structure(folder, entries[f"{name}.json"]) for name in chosen}
     tensors = {name: read_file_of_tensors(folder, entries[f"{name}.safetensors"]) for name in chosen}
     if SHARDS_NAME in entries:
@@ -210,6 +211,7 @@ def _read_shards(
         name: shard_of(target).place if is_sharded(target) else [(0, size) for size in target.shape]
         for name, target in targets.items()
     }
+    # A run may resume on another number of ranks, so a saved piece and a rank's part may overlap in any way.
     for file, of_file in pieces.items():
         common = {piece: _common(place, places[name]) for piece, (name, place) in of_file.items() if name in targets}
         wanted = {piece for piece, spans in common.items() if all(start < end for start, end in spans)}
@@ -296,7 +298,7 @@ class BackgroundWriter:
             )
             for name, part in encoded.items()
         }
-        for device in self._devices:
+        for device in self._devices:  # the next update would change tensors that are still being copied
             torch.cuda.current_stream(device).synchronize()
         # Not a daemon: the program should not exit before the state is complete.
         self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")

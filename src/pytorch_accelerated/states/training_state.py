@@ -85,11 +85,8 @@ def moment_of(run: Context, *, is_cut: bool = False) -> Moment:
     """
     keep: Callable[[Any], Any] = copy.deepcopy if is_cut else lambda value: value
     stream = stream_state(run.loaders.train)
-    if stream is not None and "borrowed" in stream:
-        try:
-            encode(stream["borrowed"], path="the last batch")
-        except CheckpointError:
-            stream["borrowed"] = None  # only a rank without further batches would need it
+    if stream is not None and _complaint_about(stream.get("borrowed"), "the last batch"):
+        stream["borrowed"] = None  # only a rank without further batches would need it
     return Moment(
         position=dataclasses.replace(run.state, is_cut=True) if is_cut else run.state,
         callbacks={key_of_state(one): keep(one.state_dict()) for one in run.callbacks if hasattr(one, "state_dict")},
@@ -136,11 +133,10 @@ def save_run(
     held_now = held_parts(run.holder)
     held = held_states(held_now, warns=ranks.is_first)
     own = {name: getattr(moment, name) for name in ("generators", "losses", "gradient_norms", "stream")}
-    for name, states in {"callbacks": moment.callbacks, "held": held}.items():
-        if difference := differences_from_first(ranks, states, path=name):
-            own[name] = difference
-    own.update(differences_from_first(ranks, {"history": moment.history}, path="run"))
-    per_rank = ranks.exchange(own)  # rank 0 writes what only the other ranks know, too
+    states_of_objects = {"callbacks": moment.callbacks, "held": held, "run": {"history": moment.history}}
+    differences = differences_from_first(ranks, states_of_objects)
+    history = differences.pop("run", {})
+    per_rank = ranks.exchange({**own, **differences, **history})  # rank 0 writes what only the others know, too
     facts = _facts_of(run, moment.position)
 
     def encoded() -> dict[str, Encoded]:
@@ -239,13 +235,10 @@ def held_states(held: Mapping[str, Any], *, warns: bool) -> dict[str, Any]:
         state = part.state_dict() if module is None else canonical_state_dict(module)
         if hasattr(part, "param_groups"):
             state = without_callables(state)
-        try:
-            encode(state, path=path)
-        except CheckpointError as error:
-            reasons.append(str(error).splitlines()[1].strip())
-        else:
-            if state:
-                states[path] = state
+        if reason := _complaint_about(state, path):
+            reasons.append(reason)
+        elif state:
+            states[path] = state
     if reasons and warns:
         warnings.warn(
             f"Training states, and so resumed runs, leave out what the trainer holds at {'; '.join(reasons)}.",
@@ -325,26 +318,31 @@ def key_of_state(callback: Any) -> str:
     return getattr(callback, "state_key", None) or type(callback).__name__
 
 
-def differences_from_first(ranks: Ranks, states: Mapping[str, Any], *, path: str) -> dict[str, Difference]:
-    """The differences of this rank's `states` from rank 0's, by name, without equal ones. Must be called by all ranks.
+def differences_from_first(ranks: Ranks, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Difference]]:
+    """How this rank's states differ from rank 0's, by part and name, without equal ones. Must be called by all ranks.
 
     Ranks compare checksums, so equal values are never sent. Sharded tensors count as equal: the training state has the
     pieces of all ranks anyway. A state that rank 0 does not have differs as a whole.
 
     Raises:
-        CheckpointError: on every rank, if a state of any rank cannot be stored; calls `states` by the name `path`.
+        CheckpointError: on every rank, if a state of any rank cannot be stored.
     """
     if ranks.count == 1:
         return {}
 
     def own_digests() -> dict[str, Any]:
-        encode(dict(states), path=path)  # raises, with the places of all values that cannot be stored
-        return {name: _digest(state) for name, state in states.items()}
+        for part, states in parts.items():
+            encode(dict(states), path=part)  # raises, with the places of all values that cannot be stored
+        return {part: {name: _digest(state) for name, state in states.items()} for part, states in parts.items()}
 
     digests = ranks.do_on_all(own_digests)
     first = ranks.from_first(digests)
-    differences = {name: list(_differing(state, digests[name], first.get(name), [])) for name, state in states.items()}
-    return {name: difference for name, difference in differences.items() if difference}
+    found: dict[str, dict[str, Difference]] = {}
+    for part, states in parts.items():
+        for name, state in states.items():
+            if difference := list(_differing(state, digests[part][name], first[part].get(name), [])):
+                found.setdefault(part, {})[name] = difference
+    return found
 
 
 def with_difference(state: Any, difference: Difference) -> Any:
@@ -398,10 +396,8 @@ def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
     keep = [True] * len(records["table"])
     for index, value in records["objects"]:
         name = records["names"][int(records["table"][index, 0])]
-        try:
-            encode(value, path=name)
-        except CheckpointError as error:
-            reasons.setdefault(name, str(error).splitlines()[1].strip())
+        if reason := _complaint_about(value, name):
+            reasons.setdefault(name, reason)
             keep[index] = False
     new = {name: reason for name, reason in reasons.items() if name not in history.names_not_saved}
     history.names_not_saved.update(new)
@@ -413,3 +409,12 @@ def storable_history(history: RunHistory, ranks: Ranks) -> dict[str, Any]:
             stacklevel=2,
         )
     return with_some_records(state, keep) if reasons else state
+
+
+def _complaint_about(value: Any, path: str) -> str | None:
+    """Why a value called `path` cannot be stored, in words; None if it can."""
+    try:
+        encode(value, path=path)
+    except CheckpointError as error:
+        return str(error).splitlines()[1].strip()
+    return None

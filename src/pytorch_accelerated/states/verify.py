@@ -22,7 +22,7 @@ import torch
 
 from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, MissingCheckpointError
 from pytorch_accelerated.states.codec import read_layout
-from pytorch_accelerated.states.disk import children_of, explained_reading, is_folder, kind_of, resolved
+from pytorch_accelerated.states.disk import children_of, explained_reading, kind_of, resolved
 from pytorch_accelerated.states.layout import (
     MANIFEST_NAME,
     PREDICTIONS_FORMAT,
@@ -241,7 +241,7 @@ def state_folders(parent: Path) -> list[Path]:
     Raises:
         InvalidCheckpointError: if `parent` cannot be read.
     """
-    if not is_folder(parent):
+    if kind_of(parent) != "folder":
         return []
     children = children_of(parent)
     names = {child.name for child in children}
