@@ -88,12 +88,12 @@ class Requests:
         if not before:
             self.write_states()
 
-    def act(self, state: RunState, *, repeats: bool = True) -> None:
+    def act(self, position: RunState, *, repeats: bool = True) -> None:
         """Serve the requests, and if `repeats` an evaluation that a stop interrupted. Must be called by all ranks."""
-        if self.evaluation or (repeats and state.is_evaluation_due):
-            self.evaluation, state.is_evaluation_due = False, True
+        if self.evaluation or (repeats and position.is_evaluation_due):
+            self.evaluation, position.is_evaluation_due = False, True
             self._evaluate()
-            state.is_evaluation_due = False
+            position.is_evaluation_due = False
         self.write_states()
 
     def write_states(self) -> None:
@@ -328,7 +328,7 @@ class Saves:
             self._locks.popitem()[1].release()
 
     def add(
-        self, folder: Path, history: RunHistory, run_state: RunState, writer: BackgroundWriter | None = None
+        self, folder: Path, history: RunHistory, position: RunState, writer: BackgroundWriter | None = None
     ) -> None:
         """Remember a state, which the `writer` may still be writing. Must be called by all ranks.
 
@@ -345,7 +345,7 @@ class Saves:
                     self._ranks.do_on_all(writer.wait)
                 refuse_unshared(parent, self._ranks)
             self._seen_in.add(parent)
-        epoch = run_state.epoch_of_progress(history.current_epoch)
+        epoch = position.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
         if writer is None:
             for call in self.writer.after_each:
