@@ -210,7 +210,7 @@ def schedule_settings(scheduler: Any) -> list[dict[str, Any]]:
     state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else None
     if not isinstance(state, Mapping):
         return []
-    parts = getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
+    parts: Any = getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
     given = inspect.signature(type(scheduler)).parameters
     names = sorted(name for name in given.keys() & state.keys() if not name.startswith("last_"))  # positions
     own = {f"{name} of {type(scheduler).__name__}": state[name] for name in names}
