@@ -217,6 +217,15 @@ def loader_of(size: int, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **arguments)
 
 
+def test_parts_of_schedule() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    parts = [torch.optim.lr_scheduler.StepLR(optimizer, steps) for steps in (1, 2)]
+    sequence = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [3])  # type: ignore[arg-type]
+    assert list(compat.parts_of_schedule(sequence)) == parts
+    assert list(compat.parts_of_schedule(torch.optim.lr_scheduler.ChainedScheduler(parts, optimizer))) == parts
+    assert not compat.parts_of_schedule(parts[0])
+
+
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned() -> None:
     batch = compat.pinned({"x": [torch.zeros(2)]})

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.ranks.compat.torch import parts_of_schedule
 from pytorch_accelerated.ranks.optimizers import Optimizers
 from pytorch_accelerated.ranks.sharding import is_sharded, sharded_like
 from pytorch_accelerated.states.matching import mismatch
@@ -210,12 +211,11 @@ def schedule_settings(scheduler: Any) -> list[dict[str, Any]]:
     state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else None
     if not isinstance(state, Mapping):
         return []
-    parts: Any = getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
     given = inspect.signature(type(scheduler)).parameters
     names = sorted(name for name in given.keys() & state.keys() if not name.startswith("last_"))  # positions
     own = {f"{name} of {type(scheduler).__name__}": state[name] for name in names}
     plain = {name: value for name, value in own.items() if isinstance(value, (*_PLAIN, list, Counter))}
-    return [plain, *(each for part in parts for each in schedule_settings(part))]
+    return [plain, *(each for part in parts_of_schedule(scheduler) for each in schedule_settings(part))]
 
 
 def replaced_settings(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -143,6 +143,11 @@ def found_infinite(scaler: Any, optimizer: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------------- loaders
 
 
+def parts_of_schedule(scheduler: Any) -> Any:
+    """The schedulers that a scheduler runs at once or one after the other; none if it is a single one."""
+    return getattr(scheduler, "schedulers", None) or getattr(scheduler, "_schedulers", ())
+
+
 def pinned(batch: Any) -> Any:
     """A batch in pinned memory, as a loader puts it there in this process; publicly only a loader does it."""
     return pinning.pin_memory(batch)  # type: ignore[no-untyped-call]
