@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pytorch_accelerated.data.adapting import adapt_loader
+from pytorch_accelerated.data.building import adapt_loader
 from pytorch_accelerated.data.updates import RunLoader
 
 

@@ -10,7 +10,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.data.adapting import _tensors_in, device_feed
+from pytorch_accelerated.data.building import _tensors_in, device_feed
 from pytorch_accelerated.data.counting import OfUser
 from pytorch_accelerated.data.sampling import epoch_order
 from tests.data.loaders import adapted

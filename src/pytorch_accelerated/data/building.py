@@ -1,21 +1,34 @@
-"""Makes the torch `DataLoader` for a dataset from defaults and the user's arguments; limits the number of batches."""
+"""From a dataset to this rank's `RunLoader`, in the order in which a run does it.
+
+A dataset is checked, and gets a torch `DataLoader` from defaults and the user's arguments. Any loader, ours or the
+user's, becomes a `RunLoader`: this rank's part of it, with batches in a known order, copied to the device.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import warnings
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from pytorch_accelerated.data.rows import as_array_dataset
-from pytorch_accelerated.data.updates import RunLoader
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.data.ordering import drawn_seed
+from pytorch_accelerated.data.planned_loader import PlannedLoader
+from pytorch_accelerated.data.rows import ArrayDataset, as_array_dataset
+from pytorch_accelerated.data.stream_loader import StreamLoader
+from pytorch_accelerated.data.streams import divides_itself, is_stateful_loader
+from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.trees import leaves
+from pytorch_accelerated.ranks.accelerators import send_to_device
+from pytorch_accelerated.ranks.compat.accelerate import given_loader
+from pytorch_accelerated.ranks.ranks import Ranks
 
 LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
 
@@ -35,14 +48,15 @@ def build_loader(
 
     A `DataLoader`, or an object that can only be iterated over, is returned unchanged.
     """
-    if isinstance(dataset, DataLoader) or is_web_loader(dataset):
+    names = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__)
+    # webdataset's `WebLoader` is a loader, though its class is an `IterableDataset`.
+    if isinstance(dataset, DataLoader) or ("webdataset", "WebLoader") in names:
         return dataset  # type: ignore[no-any-return]
-    check_dataset(dataset)
+    arrays = check_dataset(dataset)
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         return dataset  # type: ignore[no-any-return]
     kwargs = effective_kwargs(defaults, given)
     kwargs.pop("is_sharded", None)
-    arrays = as_array_dataset(dataset)
     # The loader's `dataset` is the user's own torch dataset; plain tensors and arrays need one that makes rows.
     source = arrays if arrays is not None and type(dataset) in _BARE_ARRAYS else dataset
     if collate_fn is not None:
@@ -53,12 +67,6 @@ def build_loader(
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
         kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
     return DataLoader(source, **kwargs)
-
-
-def _are_columns(first: Any, second: Any) -> bool:
-    """Whether two values have one number of rows, but cannot be samples of one batch."""
-    shapes: list[Any] = [getattr(value, "shape", None) for value in (first, second)]
-    return all(shapes) and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0] > 1
 
 
 _BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
@@ -76,12 +84,15 @@ def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | Non
     return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
 
 
-def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
+def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> ArrayDataset | None:
     """Refuse what cannot be a dataset, before anything is started.
 
     Args:
         dataset: of a run.
         num_passes: the number of passes over the dataset; None if not known yet.
+
+    Returns:
+        The dataset as an `ArrayDataset`, if it is data in memory.
 
     Raises:
         ArgumentTypeError: for an object without samples.
@@ -101,22 +112,29 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
                 f"A {type(item).__name__} is no dataset: its rows are no samples that torch can put into a batch. Pass "
                 'arrays, for example `(table[inputs].to_numpy("float32"), table[target].to_numpy())`.'
             )
-    if type(dataset) is list and len(dataset) == 2 and _are_columns(*dataset):
+    arrays = as_array_dataset(dataset)  # refuses arrays of different lengths
+    if arrays is not None:
+        return arrays
+    refuse_several(dataset)
+    shapes: list[Any] = [getattr(item, "shape", None) for item in (dataset if type(dataset) is list else ())]
+    # Two arrays with one number of rows, which cannot be samples of one batch.
+    if len(shapes) == 2 and all(shapes) and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0] > 1:
         raise ArgumentTypeError(
             "A list is a sequence of samples, so this one of two arrays has two samples. For columns, pass a tuple."
         )
-    refuse_several(dataset)
-    if is_used_up_by_one_pass(dataset) and num_passes is not None and num_passes > 1:
+    # An iterator that can't be restarted; some classes of users restart in `__iter__`.
+    is_used_up = isinstance(dataset, Iterator) and type(dataset).__module__ in ("builtins", "itertools")
+    if is_used_up and num_passes is not None and num_passes > 1:
         raise ConfigurationError(
             f"The dataset is a {type(dataset).__name__}, which can be iterated over only once, but the run has "
             f"{num_passes} epochs. Pass a list, or an object whose `__iter__` returns a new iterator."
         )
-    if isinstance(dataset, (dict, UserDict)) and type(dataset) is not dict:
+    if isinstance(dataset, (dict, UserDict)):
         raise ArgumentTypeError(
             f"A {type(dataset).__name__} with the entries {', '.join(map(repr, dataset)) or '(none)'} could be several "
             "datasets, or one in columns. Pass one of its entries, or `dict(...)` of it if they are arrays."
         )
-    as_array_dataset(dataset)  # refuses arrays of different lengths
+    return None
 
 
 def refuse_several(dataset: Any) -> None:
@@ -162,15 +180,208 @@ def check_eval_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
         check_dataset(each, num_passes=num_passes)
 
 
-def is_used_up_by_one_pass(batches: Any) -> bool:
-    """Whether this is an iterator that can't be restarted: some classes of users restart in `__iter__`."""
-    return isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
+# ------------------------------------------------------------------------------------------------ a loader of this rank
 
 
-def is_web_loader(dataset: Any) -> bool:
-    """Whether this is webdataset's `WebLoader`: a loader, though its class is an `IterableDataset`."""
-    names = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__)
-    return ("webdataset", "WebLoader") in names
+def distribute_loader(
+    loader: Any,
+    ranks: Ranks,
+    *,
+    seed: int,
+    saved_seed: int | None,
+    accumulation_steps: int,
+    is_sharded: bool,
+) -> RunLoader:
+    """This rank's part of the user's `loader`. Must be called by all ranks.
+
+    Args:
+        loader: yields batches.
+        ranks: the processes.
+        seed: of the order of the rows, if the loader has no seed of its own.
+        saved_seed: the seed in a resumed run, whatever generators are like now.
+        accumulation_steps: batches of an update.
+        is_sharded: whether the loader already yields only this rank's rows.
+    """
+    if isinstance(loader, RunLoader):
+        return loader
+    loader = given_loader(loader)
+    own_seed = ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
+    seed = next(each for each in (saved_seed, own_seed, seed) if each is not None)
+    feed = device_feed(ranks.device, send_to_device)
+    adapted = adapt_loader(
+        loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed, is_sharded=is_sharded
+    )
+    if ranks.count > 1:  # a comparison fetches rows for fingerprints
+        refuse_other_rows(adapted, ranks)
+    return adapted
+
+
+def adapt_loader(
+    loader: Any, ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed, is_sharded: bool = False
+) -> RunLoader:
+    """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
+
+    `is_sharded` says that the data already gives each rank different samples, which is known of litdata, Ray Data,
+    MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns. For other arguments see `RunLoader`.
+
+    Raises:
+        ArgumentTypeError: if `loader` cannot be iterated over.
+        ConfigurationError: for a stream that is divided for another number of ranks.
+    """
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise ArgumentTypeError(
+            f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
+        )
+    settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
+    is_torch_loader = isinstance(loader, DataLoader) and (
+        type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)
+    )
+    is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
+    if is_torch_loader and not is_stream and loader.batch_sampler is not None:
+        return PlannedLoader(loader, ranks, **settings)
+    sources = (loader, getattr(loader, "dataset", None))
+    is_sharded = is_sharded or any(divides_itself(source, ranks.count) for source in sources)
+    if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
+        warnings.warn(
+            f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks. If it yields different "
+            "batches on each, pass `is_sharded=True` among the loader's arguments; if not, a dataset or a DataLoader.",
+            stacklevel=2,
+        )
+    return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
+
+
+def close_loader(loader: Any) -> None:
+    """End the worker processes of `loader`, if it is one of a run."""
+    if isinstance(loader, RunLoader):
+        loader.close()
+
+
+def refuse_empty(loader: RunLoader, purpose: str) -> None:
+    """Refuse a loader that is known to have no batches, with a `DataError` that there is nothing to `purpose`."""
+    if loader.num_batches == 0:
+        raise empty_loader_error(loader, purpose)
+
+
+def empty_loader_error(loader: Any, purpose: str) -> DataError:
+    """The error for a loader that yields no batches."""
+    dataset = getattr(loader, "dataset", None)
+    name = type(loader.source if isinstance(loader, RunLoader) else loader).__name__
+    of_dataset = "" if dataset is None else f" of the {type(dataset).__name__}"
+    names = {"num_samples": "samples", "batch_size": "batch size", "drop_last": "drop_last"}
+    facts = {word: getattr(loader, name, None) for name, word in names.items()}
+    shown = ", ".join(f"{word}: {value}" for word, value in facts.items() if value is not None)
+    return DataError(
+        f"There is nothing to {purpose}: the {name}{of_dataset} yields no batches{f' ({shown})' if shown else ''}. "
+        "Check the length of the data, the batch size and `drop_last`."
+    )
+
+
+def refuse_rearranged(loader: RunLoader) -> None:
+    """Refuse predictions with a loader that shuffles or leaves samples out: rows could not be matched with samples."""
+    if loader.is_shuffled or loader.drop_last:
+        raise ConfigurationError(
+            "Predictions come in the order of the dataset, one for each sample, but the loader "
+            f"{'shuffles' if loader.is_shuffled else 'has drop_last=True'}. Pass another one, or the dataset itself."
+        )
+
+
+def refuse_other_order(loader: Any) -> None:
+    """Refuse to train on the first batches of a torch loader that does not read its dataset from the beginning.
+
+    The order of a stream, and of a loader of another kind, is its own affair.
+
+    Raises:
+        ConfigurationError: names the sampler.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    samplers = (loader.sampler, loader.batch_sampler)
+    others = [each for each in samplers if type(each) not in (SequentialSampler, BatchSampler, type(None))]
+    if others:
+        raise ConfigurationError(
+            f"`overfit_batches` takes the first batches of the dataset, but a {type(others[0]).__name__} may choose "
+            "others in every epoch. Pass the dataset itself, or a loader with `shuffle=False`."
+        )
+
+
+def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
+    """Refuse a loader whose rows are not the same on every rank. Must be called by all ranks.
+
+    Raises:
+        DataError: says how they differ.
+    """
+    everyones = ranks.exchange(loader.fingerprint)
+    difference = next(filter(None, map(everyones[0].difference, everyones)), None)
+    if difference is None:
+        return
+    lengths = [theirs.rows for theirs in everyones]
+    raise DataError(
+        f"The ranks have different datasets ({type(loader.dataset).__name__}; lengths by rank: {lengths}; some rank "
+        f"has {difference}), so samples would be used twice or never. If they were split at random, call "
+        "`set_seed(...)` before the split; if they were listed from a folder, sort the list."
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- to the device
+
+
+# An H100 copies this much in 140 µs; keeping two streams apart costs its host about 200.
+_LARGE_BATCH = 8 * 2**20
+
+
+def device_feed(device: torch.device, move: Callable[..., Any]) -> DeviceFeed:
+    """The `DeviceFeed` for `device`, where ``move(batch, device, non_blocking=True)`` returns the batch on the device.
+
+    On the CPU it does nothing. On CUDA a large batch is copied on a separate stream while the one before is in use.
+    Small batches, and those for other devices, are copied when they are requested.
+    """
+    if device.type == "cpu":
+        return iter
+    if device.type == "cuda":
+        return _CudaFeed(device, move)
+    return lambda batches: (move(batch, device, non_blocking=True) for batch in batches)
+
+
+class _CudaFeed:
+    """Copies one batch ahead, on its own stream if it is large."""
+
+    def __init__(self, device: torch.device, move: Callable[..., Any]) -> None:
+        self._device = device
+        self._move = move
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        ahead = self._copy_next(batches, self._stream)
+        while ahead is not None:
+            batch, copied = ahead
+            if copied is not None:
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(copied)  # the stream waits, the host does not
+                for tensor in _tensors_in(batch) or ():
+                    # The other stream owns the memory and must not reuse it before this stream has finished with it.
+                    tensor.record_stream(current)
+            ahead = self._copy_next(batches, self._stream)
+            yield batch
+
+    def _copy_next(
+        self, batches: Iterator[Any], stream: torch.cuda.Stream
+    ) -> tuple[Any, torch.cuda.Event | None] | None:
+        for batch in batches:
+            tensors = _tensors_in(batch)
+            if tensors is None or sum(each.nbytes for each in tensors if not each.is_cuda) < _LARGE_BATCH:
+                return self._move(batch, self._device, non_blocking=True), None
+            with torch.cuda.stream(stream):
+                moved = self._move(batch, self._device, non_blocking=True)
+                return moved, stream.record_event()
+        return None
+
+
+def _tensors_in(batch: Any) -> list[torch.Tensor] | None:
+    """The tensors of a batch; None if it contains an opaque object that can be moved."""
+    movable = [leaf for leaf in leaves(batch) if hasattr(leaf, "to")]
+    return movable if all(isinstance(leaf, torch.Tensor) for leaf in movable) else None
 
 
 # ---------------------------------------------------------------------------------------------- limits for quick trials

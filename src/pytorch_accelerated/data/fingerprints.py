@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from pytorch_accelerated.data.fetching import like_loader
-from pytorch_accelerated.data.workers import begin_pass, end_pass
+from pytorch_accelerated.data.workers import begin_pass, end_pass, like_loader
 from pytorch_accelerated.facts.seeding import with_seed
 from pytorch_accelerated.facts.trees import leaves_by_path, length_of
 
@@ -75,7 +74,7 @@ def hash_of_contents(loader: Any) -> str | None:
         return None
     if loader.num_workers == 0:
         return rows[0]
-    probe = like_loader(loader, rows, num_workers=1, persistent_workers=False, batch_size=None, sampler=[0])
+    probe = like_loader(loader, rows, num_workers=1, persistent_workers=False, sampler=[0])
     batches: Iterator[Any] | None = None
     try:
         batches = begin_pass(probe)

@@ -67,11 +67,6 @@ class EpochOrder:
     indices: Any
     batch_sizes: list[int] | None = None
 
-    @property
-    def size(self) -> int:
-        """The number of samples."""
-        return len(self.indices)
-
     def rows(self, start: int, stop: int) -> list[Any]:
         """What is at some positions."""
         rows = self.indices[start:stop]
@@ -114,7 +109,9 @@ class EpochOrders:
         self._batch_sampler: Any = loader.batch_sampler
         self._ranks = ranks
         self._seed = seed
-        self.is_shuffled = not self._has_own_batches and _is_plain_shuffle(self._sampler)
+        is_random = type(self._sampler) is RandomSampler or _is_of_stateful_loader(self._sampler)
+        is_shuffle = is_random and not self._sampler.replacement and self._sampler._num_samples is None
+        self.is_shuffled = is_shuffle and not self._has_own_batches
         self.is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
         self._is_ours = self.is_sequential or self.is_shuffled
         self._mixture = self._dataset if self.is_shuffled and isinstance(self._dataset, Mixture) else None
@@ -219,7 +216,7 @@ def drawn_seed(loader: Any) -> int | None:
     if not isinstance(loader, DataLoader):
         return None
     generators = [*_generators_of(loader.batch_sampler), *_generators_of(loader.sampler)]
-    if _is_of_stateful_loader(loader.sampler):
+    if generators and _is_of_stateful_loader(loader.sampler):
         generators.clear()  # this sampler makes its own generator, unless it gets the loader's
     generator = next(iter(generators), loader.generator)
     if generator is None:
@@ -247,11 +244,6 @@ def _generators_of(sampler: Any) -> list[torch.Generator]:
     """The generators of a sampler and of the sampler within a batch sampler."""
     found = [getattr(part, "generator", None) for part in (sampler, getattr(sampler, "sampler", None))]
     return [generator for generator in found if isinstance(generator, torch.Generator)]
-
-
-def _is_plain_shuffle(sampler: Any) -> bool:
-    is_random = type(sampler) is RandomSampler or _is_of_stateful_loader(sampler)
-    return is_random and not sampler.replacement and sampler._num_samples is None
 
 
 def _is_of_stateful_loader(sampler: Any) -> bool:

@@ -17,9 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.counting import Counter
-from pytorch_accelerated.data.fetching import BatchFetcher
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
-from pytorch_accelerated.data.rows import Request
+from pytorch_accelerated.data.rows import BatchFetcher, Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
     DeviceFeed,
@@ -51,7 +50,7 @@ class PlannedLoader(RunLoader):
 
     @property
     def num_samples(self) -> int:
-        return self._orders.sizes(self._epoch).size
+        return len(self._orders.sizes(self._epoch).indices)
 
     @property
     def num_batches(self) -> int:
@@ -162,15 +161,15 @@ class PlannedLoader(RunLoader):
             yield Request(rows.tolist() if is_tensor else rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
+        ranks, steps = self._ranks.count, self._accumulation_steps
         if order.batch_sizes is not None:
-            return BatchListPlan(order.batch_sizes, self._ranks.count, self._accumulation_steps)
+            return BatchListPlan(order.batch_sizes, ranks, steps)
         assert self.batch_size is not None
-        return TrainingPlan(order.size, self.batch_size, self._ranks.count, self._accumulation_steps, self.drop_last)
+        return TrainingPlan(len(order.indices), self.batch_size, ranks, steps, self.drop_last)
 
     def _rounds(self, order: EpochOrder) -> Iterator[Window]:
+        size, ranks = len(order.indices), self._ranks.count
         if order.batch_sizes is not None:
-            return BatchListPlan(order.batch_sizes, self._ranks.count, accumulation_steps=1).windows()
+            return BatchListPlan(order.batch_sizes, ranks, accumulation_steps=1).windows()
         assert self.batch_size is not None
-        return evaluation_rounds(
-            order.size, batch_size=self.batch_size, ranks=self._ranks.count, drop_last=self.drop_last
-        )
+        return evaluation_rounds(size, batch_size=self.batch_size, ranks=ranks, drop_last=self.drop_last)

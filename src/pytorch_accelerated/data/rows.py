@@ -1,21 +1,29 @@
-"""Fetches rows of map-style datasets: of arrays in memory a whole batch at once, of others one by one under a key."""
+"""Fetches rows of map-style datasets: of arrays in memory a whole batch at once, of others one by one under a key.
+
+Rows of other datasets are fetched in this process or in workers, with the same randomness in both cases.
+"""
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
+from pytorch_accelerated.data.sampling import Cell
+from pytorch_accelerated.data.workers import begin_pass, end_pass, like_loader, pins_memory, seed_workers
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import add_note
-from pytorch_accelerated.facts.seeding import with_seed
+from pytorch_accelerated.facts.seeding import with_seed, without_second_numbers
 from pytorch_accelerated.facts.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
 from pytorch_accelerated.ranks.compat.torch import pinned
+
+_BATCHES_AT_ONCE = 16
 
 
 class ArrayDataset(Dataset[Any]):
@@ -36,14 +44,14 @@ class ArrayDataset(Dataset[Any]):
         self.data = data
         self.indices = indices
         arrays = leaves_by_path(data, "data", parts=plain_parts_of)
-        lengths = {name: _length(name, array) for name, array in arrays.items()}
+        tensors = [_as_tensor(name, array) for name, array in arrays.items()]
+        lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             found = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are no arrays"
             raise DataError(
                 f"The arrays of a dataset must have one row per sample each, but {found}. Pass arrays of one length."
             )
         self._rows = next(iter(lengths.values()))
-        tensors = [_as_tensor(array) for array in arrays.values()]
         known = [tensor for tensor in tensors if tensor is not None]
         # If torch has no dtype for one of the arrays (strings, objects), samples are fetched one by one instead.
         self._tensors = known if len(known) == len(tensors) else None
@@ -102,7 +110,8 @@ def _is_array(value: Any) -> bool:
     return (type(value) is torch.Tensor and value.layout == torch.strided) or type(value) in (np.ndarray, np.memmap)
 
 
-def _length(name: str, array: Any) -> int:
+def _as_tensor(name: str, array: Any) -> torch.Tensor | None:
+    """A tensor that shares the memory of an array with rows; None if torch has no such dtype."""
     if not _is_array(array):
         kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
         raise DataError(
@@ -113,7 +122,15 @@ def _length(name: str, array: Any) -> int:
         )
     if array.ndim == 0:
         raise DataError(f"{name} of the dataset is a single number, without rows. Pass one row per sample.")
-    return len(array)
+    if isinstance(array, torch.Tensor):
+        return array
+    with warnings.catch_warnings():
+        # A read-only array is fine: batches are copies.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except (TypeError, ValueError):  # no such dtype, or negative strides
+            return None
 
 
 def _assembled(data: Any, tensors: Iterable[torch.Tensor]) -> Any:
@@ -134,18 +151,6 @@ def _rows_at(indices: torch.Tensor | slice, tensor: torch.Tensor) -> torch.Tenso
     return tensor.index_select(0, indices.to(tensor.device))
 
 
-def _as_tensor(array: Any) -> torch.Tensor | None:
-    if isinstance(array, torch.Tensor):
-        return array
-    with warnings.catch_warnings():
-        # A read-only array is fine: batches are copies.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        try:
-            return torch.from_numpy(array)
-        except (TypeError, ValueError):  # no such dtype, or negative strides
-            return None
-
-
 class Request(NamedTuple):
     """One batch to fetch.
 
@@ -158,29 +163,24 @@ class Request(NamedTuple):
 
 
 class RowBatches(Dataset[Any]):
-    """The batches of `dataset` by `Request`.
-
-    `pins_memory` puts batches of `maker` into pinned memory; for those of workers, torch's loader does it.
+    """The batches of `dataset` by `Request`. Workers get a copy of this object.
 
     Attributes:
         dataset: the user's.
         collate_fn: makes a batch of a list of samples.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, pins_memory: bool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
-        self._pins_memory = pins_memory
         self._fetch_many = getattr(dataset, "__getitems__", None)
-        self._may_read_columns = collate_fn is default_collate and _is_arrow_dataset_of_tensors(dataset)
+        # A Hugging Face dataset of tensors can return the columns of a whole batch.
+        is_of_hub = collate_fn is default_collate and type(dataset).__module__ == "datasets.arrow_dataset"
+        self._may_read_columns = is_of_hub and dataset.format["type"] == "torch"
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request."""
         return with_seed(request.key, self._fetch, request.indices)
-
-    def maker(self) -> Callable[[Request], Any]:
-        """A function that makes batches in this process."""
-        return (lambda request: pinned(self[request])) if self._pins_memory else self.__getitem__
 
     def _fetch(self, indices: Sequence[Any]) -> Any:
         if self._may_read_columns:
@@ -204,6 +204,65 @@ class RowBatches(Dataset[Any]):
             raise
 
 
-def _is_arrow_dataset_of_tensors(dataset: Any) -> bool:
-    """Whether this is a Hugging Face dataset of tensors, which can return the columns of a whole batch."""
-    return type(dataset).__module__ == "datasets.arrow_dataset" and dataset.format["type"] == "torch"
+class BatchFetcher:
+    """Fetches the batches of a map-style dataset, with the collate function and the worker settings of `loader`.
+
+    The sampler of `loader` is not used. Workers are seeded with `seed`, so nothing is drawn from torch's generator.
+
+    Args:
+        loader: the user's.
+        seed: of the workers.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        is_plain = loader.collate_fn is default_collate
+        self._arrays = as_array_dataset(loader.dataset) if is_plain else None
+        self._pins_memory = pins_memory(loader)
+        self._loader: DataLoader[Any] | None = None
+        self._pass: Iterator[Any] | None = None
+        self.is_vectorised = self._arrays is not None
+        if self.is_vectorised:
+            return  # a worker would take longer to send a batch than this process takes to cut it out
+        self._rows = RowBatches(loader.dataset, loader.collate_fn)
+        if loader.num_workers > 0:
+            self._requests = _PendingRequests()
+            self._loader = like_loader(loader, self._rows, sampler=self._requests)
+            seed_workers(self._loader, "workers", seed)
+
+    def fetch(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """The batches of `requests`, in order. One pass at a time."""
+        if self._loader is None:
+            batches = map(self._rows.__getitem__, requests)
+            return map(pinned, batches) if self._pins_memory else batches
+        self._requests.pending = requests
+        self._pass = begin_pass(self._loader)
+        return without_second_numbers(self._pass)
+
+    def fetch_cells(self, order: Sequence[int] | torch.Tensor, cells: Iterator[Cell]) -> Iterator[Any]:
+        """The batches of `cells`, for vectorised data. Several are fetched at a time, which takes a third less.
+
+        `order` has the rows by position: an int64 tensor, or a range from 0.
+        """
+        assert self._arrays is not None
+        while block := list(itertools.islice(cells, _BATCHES_AT_ONCE)):
+            rows: list[Any] = [order[start : start + (size or 1)] for start, size in block]
+            if isinstance(order, torch.Tensor):
+                batches: Iterable[Any] = self._arrays.fetch_many(torch.cat(rows), [len(each) for each in rows])
+            else:
+                batches = [self._arrays.fetch(slice(each.start, each.stop)) for each in rows]
+            yield from map(pinned, batches) if self._pins_memory else batches
+
+    def close(self) -> None:
+        """End worker processes. The next pass starts new ones."""
+        end_pass(self._loader, self._pass)
+        self._pass = None
+
+
+class _PendingRequests(Sampler[Request]):
+    """The requests of the next pass. A loader with persistent workers always keeps the same sampler."""
+
+    def __init__(self) -> None:
+        self.pending: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.pending)

@@ -80,22 +80,16 @@ class TrainingPlan:
     drop_last: bool = False
 
     @property
-    def samples_per_round(self) -> int:
-        return self.batch_size * self.ranks
-
-    @property
-    def samples_used(self) -> int:
-        return self.size - self.size % self.samples_per_round if self.drop_last else self.size
-
-    @property
     def num_batches(self) -> int:
         """Batches of one rank in the epoch."""
-        return -(-self.samples_used // self.samples_per_round)
+        per_round = self.batch_size * self.ranks
+        return self.size // per_round if self.drop_last else -(-self.size // per_round)
 
     def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
-        end, per_round = self.samples_used, self.samples_per_round
+        per_round = self.batch_size * self.ranks
         per_update = per_round * self.accumulation_steps
+        end = min(self.size, self.num_batches * per_round)
         if max_batches is not None:
             end = min(end, start + max_batches * per_round)
         while start < end:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.data.counting import Counter
-from pytorch_accelerated.data.fetching import StreamFetcher
+from pytorch_accelerated.data.streams import StreamFetcher
 from pytorch_accelerated.data.updates import (
     DeviceFeed,
     ItemWeight,

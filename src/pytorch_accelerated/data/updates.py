@@ -15,9 +15,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.data.counting import Counter
-from pytorch_accelerated.data.fetching import BatchFetcher, StreamFetcher
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
+from pytorch_accelerated.data.rows import BatchFetcher
+from pytorch_accelerated.data.streams import StreamFetcher
 from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks

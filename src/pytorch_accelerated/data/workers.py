@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pytorch_accelerated.facts.seeding import mixed_seed
 from pytorch_accelerated.ranks.compat.torch import end_workers, kept_pass, stop_workers, version_of
 from pytorch_accelerated.ranks.signals import leave_to_trainer
 
@@ -71,6 +73,41 @@ class WorkerInit:
         leave_to_trainer()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+def like_loader(
+    loader: DataLoader[Any], dataset: Any, *, kind: type[DataLoader[Any]] = DataLoader, **settings: Any
+) -> DataLoader[Any]:
+    """A loader over `dataset` with the workers and the pinning of `loader`, and a generator of its own.
+
+    Without other `settings`, an item of `dataset` is a batch: torch's own batching would collate in the loader's
+    process.
+    """
+    common: dict[str, Any] = {"batch_size": None, "collate_fn": _unchanged, "num_workers": loader.num_workers}
+    common |= {"pin_memory": pins_memory(loader), "generator": torch.Generator()}
+    if loader.num_workers > 0:
+        names = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
+        common |= {name: getattr(loader, name) for name in names}
+        common["worker_init_fn"] = WorkerInit(loader.worker_init_fn, loader.dataset)
+    with warnings.catch_warnings():
+        for known_from_loader in ("This DataLoader will create", "'set_vital' is deprecated"):
+            warnings.filterwarnings("ignore", message=known_from_loader)
+        return kind(dataset, **{**common, **settings})
+
+
+def pins_memory(loader: DataLoader[Any]) -> bool:
+    """Whether `loader` asks for pinned memory and there is an accelerator; without one, torch would warn."""
+    return loader.pin_memory and torch.accelerator.is_available()
+
+
+def seed_workers(loader: DataLoader[Any], *parts: object) -> None:
+    """Seed the generator from which torch seeds the workers."""
+    assert loader.generator is not None
+    loader.generator.manual_seed(mixed_seed(*parts))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def begin_pass(loader: DataLoader[Any]) -> Iterator[Any]:

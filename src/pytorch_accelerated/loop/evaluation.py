@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytorch_accelerated.data.adapting import empty_loader_error, refuse_rearranged
+from pytorch_accelerated.data.building import empty_loader_error, refuse_rearranged
 from pytorch_accelerated.data.updates import Round, RunLoader
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.seeding import generator_states, restore_generator_states

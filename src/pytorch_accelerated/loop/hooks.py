@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.adapting import refuse_empty
 from pytorch_accelerated.data.building import (
     build_loader,
     default_loader_kwargs,
     effective_kwargs,
+    refuse_empty,
 )
 from pytorch_accelerated.data.counting import Counter, OfUser, RowsLeft, counter_of
 from pytorch_accelerated.data.updates import Loaders

@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.adapting import close_loader, distribute_loader, refuse_empty, refuse_other_order
 from pytorch_accelerated.data.building import (
     DataLoaderSlice,
     build_loader,
     check_dataset,
+    close_loader,
     default_loader_kwargs,
+    distribute_loader,
     named_sets,
+    refuse_empty,
+    refuse_other_order,
 )
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.resuming import data_facts, role_of_set

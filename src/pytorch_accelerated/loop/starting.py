@@ -10,7 +10,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 
-from pytorch_accelerated.data.adapting import close_loader
+from pytorch_accelerated.data.building import close_loader
 from pytorch_accelerated.errors import NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.error_notes import add_place, show_note
 from pytorch_accelerated.facts.settings import TrainSettings

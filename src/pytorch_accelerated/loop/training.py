@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.adapting import empty_loader_error
+from pytorch_accelerated.data.building import empty_loader_error
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.updates import RunLoader, Update
 from pytorch_accelerated.data.workers import usable_processors
