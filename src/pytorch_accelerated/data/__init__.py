@@ -2,8 +2,9 @@
 
 `building` makes a torch `DataLoader` for a dataset, and a `RunLoader` from any loader: a `planned_loader` for map-style
 data, a `stream_loader` for the rest; it refuses unusable ones, and copies batches to the device. `updates` defines
-`RunLoader` and what the loop gets from it. Below them, `ordering` and `sampling` decide the order of samples, and `rows`
-and `streams` fetch batches, in this process or in `workers`. `resuming` saves and restores the position in a stream.
+`RunLoader` and what the loop gets from it. Below them, `ordering` and `sampling` decide the order of samples, and
+`rows` and `streams` fetch batches, in this process or in `workers`. `resuming` saves and restores the position in a
+stream.
 `mixture` and `token_batches` are for users, who import their names from here.
 """
 
