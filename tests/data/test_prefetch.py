@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.building import _tensors_in, device_feed
-from pytorch_accelerated.data.counting import OfUser
+from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.sampling import epoch_order
 from tests.data.loaders import adapted
 from tests.support.reference import regression_data, sgd, tiny_model
@@ -109,5 +109,6 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
 def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulation_steps: int) -> None:
     """The used samples end within a batch, which is not used again: the pass is over."""
     loader = adapted(DataLoader(Walk(), 4), steps=accumulation_steps)
-    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=OfUser(lambda batch: len(batch[1])))
+    counter = Counter(lambda batch, samples: len(batch[1]), are_tokens=True)
+    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=counter)
     assert list(updates) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, StackDataset, default_collate, default_convert
 
 from pytorch_accelerated.data.rows import as_array_dataset
+from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.ranks.compat.torch import version_of
 
 _NOTHING_GIVEN = -100  # the `ignore_index` of torch's losses, if none is given
@@ -19,63 +22,57 @@ _COLUMNS = (tuple, list)
 _OF_CLASSES = {nn.functional.cross_entropy, nn.functional.nll_loss}
 
 
+@dataclasses.dataclass(frozen=True)
 class Counter:
     """Counts the items of a batch: what its loss is the mean of.
 
     Attributes:
-        counts_rows: whether they are the rows of the batch.
+        count: returns the number of items, None if it is unknown. It gets the batch, and the samples that the
+            loader has put into it, None if it does not know.
+        counts_rows: whether the items are the rows of the batch.
         are_tokens: whether they are what `count_batch_items` counts, such as tokens.
     """
 
-    counts_rows = False
-    are_tokens = False
+    count: Callable[[Any, int | None], Any]
+    counts_rows: bool = False
+    are_tokens: bool = False
 
-    def __call__(self, batch: Any, samples: int | None) -> Any:
-        """The number of items; None if it is unknown.
+    def items_of(self, batch: Any, samples: int | None) -> int | None:
+        """The number of items as a plain number, or None.
 
-        Args:
-            batch: in host memory.
-            samples: that the loader has put into the batch; None if it does not know.
+        Raises:
+            HookOutputError: if the result is not a number, or below 0.
         """
-        raise NotImplementedError
+        count = self.count(batch, samples)
+        if isinstance(count, torch.Tensor) and count.numel() == 1:
+            count = count.item()
+        if count is None or (isinstance(count, numbers.Real) and not isinstance(count, bool) and float(count) >= 0):
+            return count  # type: ignore[return-value]
+        raise HookOutputError(
+            f"`count_batch_items` returned {count!r} ({type(count).__name__}), but a batch is weighted by the number "
+            "of items in its mean loss. Return a whole number of at least 0, or None if it is unknown."
+        )
 
 
-class OfUser(Counter):
-    """Counts with the user's `count_batch_items`."""
+def rows_left(batch: Any, samples: int | None) -> int | None:
+    """The rows of a batch, of which a `collate_fn` may have left some out.
 
-    are_tokens = True
-
-    def __init__(self, count_items: Callable[[Any], Any]) -> None:
-        self._count_items = count_items
-
-    def __call__(self, batch: Any, samples: int | None) -> Any:
-        """The result of the user's method."""
-        return self._count_items(batch)
-
-
-class RowsLeft(Counter):
-    """Counts the rows of a batch, of which a `collate_fn` may have left some out."""
-
-    counts_rows = True
-
-    def __call__(self, batch: Any, samples: int | None) -> int | None:
-        """The first dimension of all columns, if it is smaller than `samples`; else `samples`.
-
-        It is no row where the second dimension has the samples, as in sequences that come first.
-        """
-        columns = list(batch.values() if isinstance(batch, Mapping) else batch if type(batch) in _COLUMNS else [batch])
-        shapes = [column.shape for column in columns if isinstance(column, torch.Tensor)]
-        sizes = {shape[0] if shape else None for shape in shapes}
-        if samples is None or len(sizes) != 1:
-            return samples
-        is_nested = any(isinstance(column, (Mapping, *_COLUMNS)) for column in columns)
-        (size,) = sizes
-        if size is None or size >= samples or is_nested or all(shape[1:2] == (samples,) for shape in shapes):
-            return samples
-        return size
+    They are the first dimension of all columns, if it is smaller than `samples`. It is no row where the second
+    dimension has the samples, as in sequences that come first.
+    """
+    columns = list(batch.values() if isinstance(batch, Mapping) else batch if type(batch) in _COLUMNS else [batch])
+    shapes = [column.shape for column in columns if isinstance(column, torch.Tensor)]
+    sizes = {shape[0] if shape else None for shape in shapes}
+    if samples is None or len(sizes) != 1:
+        return samples
+    is_nested = any(isinstance(column, (Mapping, *_COLUMNS)) for column in columns)
+    (size,) = sizes
+    if size is None or size >= samples or is_nested or all(shape[1:2] == (samples,) for shape in shapes):
+        return samples
+    return size
 
 
-class TargetsThatCount(Counter):
+class TargetsThatCount:
     """Sums the weights of the targets of a batch: what `CrossEntropyLoss` and `NLLLoss` divide by.
 
     Their mean is sum(w[target] * loss) / sum(w[target]) over the targets other than `ignore_index`, as torch documents.
@@ -111,6 +108,27 @@ class TargetsThatCount(Counter):
         return self._known[1]
 
 
+def with_items(
+    host_batches: Iterator[tuple[Any, int | None]], count_items: Counter | None
+) -> Iterator[tuple[Any, int | None, int | None]]:
+    """Each batch of an evaluation with its samples, and the number of its items; None without `count_items`.
+
+    Raises:
+        HookOutputError: if only some batches can be counted, so that their losses have no common mean.
+    """
+    were_known = None
+    for batch, samples in host_batches:
+        items = None if count_items is None else count_items.items_of(batch, samples)
+        is_known = items is not None
+        if were_known not in (None, is_known):
+            raise HookOutputError(
+                "`count_batch_items` returned a number for some batches of the evaluation, and None for others, so "
+                "their losses have no common mean. Return a number for all of them, or for none."
+            )
+        were_known = is_known
+        yield batch, samples, items
+
+
 def counter_of(loss_func: Any, loader: Any) -> Counter | None:
     """What counts the items of a loss whose batches the default hooks use; None if they are the rows of the loader.
 
@@ -123,8 +141,8 @@ def counter_of(loss_func: Any, loader: Any) -> Counter | None:
     if keywords is not None:
         weight, ignored = keywords.get("weight"), keywords.get("ignore_index", _NOTHING_GIVEN)
         if weight is not None or ignored != _NOTHING_GIVEN or _has_ignored(getattr(loader, "dataset", None)):
-            return TargetsThatCount(weight, ignored)
-    return RowsLeft() if has_own_collate else None
+            return Counter(TargetsThatCount(weight, ignored))
+    return Counter(rows_left, counts_rows=True) if has_own_collate else None
 
 
 def _arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:

@@ -16,19 +16,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from pytorch_accelerated.data.counting import Counter
+from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher, Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import (
-    DeviceFeed,
     ItemWeight,
     MicroBatch,
     Round,
     RunLoader,
     Update,
-    items_of,
-    with_items,
 )
 from pytorch_accelerated.facts.seeding import seeds_of_batches
 from pytorch_accelerated.ranks.ranks import Ranks
@@ -39,12 +36,10 @@ class PlannedLoader(RunLoader):
 
     _fetcher: BatchFetcher
 
-    def __init__(
-        self, loader: DataLoader[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
-    ) -> None:
-        super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
-        self._orders = EpochOrders(loader, ranks, seed=seed)
-        self._fetcher = BatchFetcher(loader, seed=seed)
+    def __init__(self, loader: DataLoader[Any], ranks: Ranks, **settings: Any) -> None:
+        super().__init__(loader, ranks, **settings)
+        self._orders = EpochOrders(loader, ranks, seed=self.seed)
+        self._fetcher = BatchFetcher(loader, seed=self.seed)
         self.is_shuffled = self._orders.is_shuffled
         self.is_vectorised = self._fetcher.is_vectorised
 
@@ -54,7 +49,7 @@ class PlannedLoader(RunLoader):
 
     @property
     def num_batches(self) -> int:
-        return self._at_most(self._plan(self._orders.sizes(self._epoch)).num_batches)
+        return min(self._plan(self._orders.sizes(self._epoch)).num_batches, self.max_batches)
 
     def indices(self, start: int, stop: int) -> list[int] | None:
         order = self._orders.known(self._epoch)
@@ -78,7 +73,7 @@ class PlannedLoader(RunLoader):
     ) -> tuple[EpochOrder, Iterator[Window]]:
         """The order of the epoch, or one of its size, and its updates; see `updates`. Must be called by all ranks."""
         order = self._orders.of(self._epoch) if needs_rows else self._orders.sizes(self._epoch, is_exact=True)
-        return order, self._plan(order).windows(start, self._batches_left(batches_done))
+        return order, self._plan(order).windows(start, self.max_batches - batches_done)
 
     def __len__(self) -> int:
         return self.num_batches
@@ -100,7 +95,7 @@ class PlannedLoader(RunLoader):
                 host = list(itertools.islice(host_batches, len(sizes)))
                 self.waiting.seconds += time.perf_counter() - began
                 pairs = zip(host, sizes, strict=True)
-                counts = [items_of(batch, size, count_items) if size else 0 for batch, size in pairs]
+                counts = [count_items.items_of(batch, size) if size else 0 for batch, size in pairs]
                 weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
                 batches = self._feed(iter(host))
             has_rows = count_items is not None and count_items.counts_rows

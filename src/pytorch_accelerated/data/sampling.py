@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -85,13 +86,11 @@ class TrainingPlan:
         per_round = self.batch_size * self.ranks
         return self.size // per_round if self.drop_last else -(-self.size // per_round)
 
-    def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
+    def windows(self, start: int = 0, max_batches: int = sys.maxsize) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         per_round = self.batch_size * self.ranks
         per_update = per_round * self.accumulation_steps
-        end = min(self.size, self.num_batches * per_round)
-        if max_batches is not None:
-            end = min(end, start + max_batches * per_round)
+        end = min(self.size, self.num_batches * per_round, start + max_batches * per_round)
         while start < end:
             size = min(per_update, end - start)
             rounds = -(-size // per_round)
@@ -143,16 +142,14 @@ class BatchListPlan:
     def num_batches(self) -> int:
         return -(-len(self.sizes) // self.ranks)
 
-    def windows(self, start: int = 0, max_batches: int | None = None) -> Iterator[Window]:
+    def windows(self, start: int = 0, max_batches: int = sys.maxsize) -> Iterator[Window]:
         """The updates from the first batch at or after position `start`, at most `max_batches` batches on each rank."""
         begins = list(itertools.accumulate(self.sizes, initial=0))
         first = next((index for index, begin in enumerate(begins) if begin >= start), len(self.sizes))
         # Empty batches belong to the round of batches before `start`.
         while first % self.ranks and first < len(self.sizes) and not self.sizes[first]:
             first += 1
-        last = len(self.sizes)
-        if max_batches is not None:
-            last = min(last, first + max(0, max_batches) * self.ranks)
+        last = min(len(self.sizes), first + max(0, max_batches) * self.ranks)
         per_update = self.ranks * self.accumulation_steps
         for begin in range(first, last, per_update):
             end = min(begin + per_update, last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from pytorch_accelerated.data.counting import Counter
+from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.streams import StreamFetcher
 from pytorch_accelerated.data.updates import (
     DeviceFeed,
@@ -20,8 +19,6 @@ from pytorch_accelerated.data.updates import (
     Round,
     RunLoader,
     Update,
-    items_of,
-    with_items,
 )
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.trees import count_rows, length_of
@@ -48,25 +45,13 @@ class StreamLoader(RunLoader):
 
     _fetcher: StreamFetcher
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        ranks: Ranks,
-        *,
-        seed: int,
-        accumulation_steps: int,
-        feed: DeviceFeed,
-        is_sharded: bool,
-    ) -> None:
-        super().__init__(loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed)
+    def __init__(self, loader: Iterable[Any], ranks: Ranks, *, is_sharded: bool, **settings: Any) -> None:
+        super().__init__(loader, ranks, **settings)
         self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
-        self._fetcher = StreamFetcher(loader, seed=seed, rank=ranks.index, ranks=ranks.count, is_sharded=is_sharded)
-
-    @property
-    def num_samples(self) -> int | None:
-        return length_of(self.dataset)
+        place = (0, 1) if is_sharded else (ranks.index, ranks.count)
+        self._fetcher = StreamFetcher(loader, *place, seed=self.seed)
 
     @property
     def num_batches(self) -> int | None:
@@ -74,7 +59,7 @@ class StreamLoader(RunLoader):
 
     def __len__(self) -> int:
         batches = len(self.source)  # type: ignore[arg-type]
-        return self._at_most(batches if self.is_sharded else -(-batches // self._ranks.count))
+        return min(batches if self.is_sharded else -(-batches // self._ranks.count), self.max_batches)
 
     def __iter__(self) -> Iterator[Any]:
         return (batch for batch, *_ in itertools.islice(self._measured_batches(self._feed), self.max_batches))
@@ -115,8 +100,7 @@ class StreamLoader(RunLoader):
         """
         is_fed_ahead = self._accumulation_steps == 1 and count_items is None and self.stateful is None
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
-        batches_left = self._batches_left(batches_done)
-        left = sys.maxsize if batches_left is None else batches_left
+        left = max(0, self.max_batches - batches_done)
         position = start if self._fetcher.resumes_within(self._epoch) else 0
         while True:
             # Used samples may have been divided into updates differently.
@@ -163,7 +147,7 @@ class StreamLoader(RunLoader):
         """The weights of the batches of an update, and its items; batches after the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
-            counts = [items_of(batch, size, count_items) for batch, size in zip(host, sizes, strict=False)]
+            counts = [count_items.items_of(batch, size) for batch, size in zip(host, sizes, strict=False)]
             numbers = [*counts, *borrowed], [*sizes, *borrowed]
             return self._weights_of_items(*numbers, are_tokens=count_items.are_tokens)
         if total is None:

@@ -296,7 +296,7 @@ class StreamFetcher:
     Every batch has its own key, as in `BatchFetcher`, if an `IterableDataset` is read in this process or in the workers
     of a `StatefulDataLoader`. In other workers, and for other iterables without a state, there are no keys.
 
-    `seed` is mixed into the keys. `is_sharded` says that the dataset already gives each rank different samples.
+    `seed` is mixed into the keys. A dataset that already gives each rank different samples is read as by one rank.
 
     A batch comes with the number of its samples, if they were collated here or in workers of ours.
 
@@ -304,7 +304,7 @@ class StreamFetcher:
         stateful: the user's dataset or loader that knows the position in the stream; None if none in this process does.
     """
 
-    def __init__(self, loader: Iterable[Any], *, seed: int, rank: int, ranks: int, is_sharded: bool = False) -> None:
+    def __init__(self, loader: Iterable[Any], rank: int, ranks: int, *, seed: int) -> None:
         self._seed = seed
         self._told_epochs = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None)]
         self._source = loader
@@ -323,7 +323,7 @@ class StreamFetcher:
         self._is_finished = False
         is_known_kind = type(loader) is DataLoader or is_stateful_loader(loader)
         if is_known_kind and isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
-            self._rebuild(loader, *((0, 1) if is_sharded else (rank, ranks)))
+            self._rebuild(loader, rank, ranks)
 
     def fetch(self, epoch: int) -> Iterator[Counted]:
         """The batches of one pass; after `load_state_dict` with the same epoch, the rest of that pass."""

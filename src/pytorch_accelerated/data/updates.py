@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-import numbers
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -19,7 +19,7 @@ from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher
 from pytorch_accelerated.data.streams import StreamFetcher
-from pytorch_accelerated.errors import ConfigurationError, DataError, HookOutputError
+from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -88,23 +88,6 @@ class Round(NamedTuple):
 _WITHOUT_LOADER = {name: each.default for name, each in inspect.signature(DataLoader).parameters.items()}
 
 
-def items_of(batch: Any, samples: int | None, count_items: Counter) -> int | None:
-    """The result of `count_items` for a host batch of `samples`, as a plain number or None.
-
-    Raises:
-        HookOutputError: if the result is not a number, or below 0.
-    """
-    count: Any = count_items(batch, samples)
-    if isinstance(count, torch.Tensor) and count.numel() == 1:
-        count = count.item()
-    if count is None or (isinstance(count, numbers.Real) and not isinstance(count, bool) and float(count) >= 0):
-        return count  # type: ignore[return-value]
-    raise HookOutputError(
-        f"`count_batch_items` returned {count!r} ({type(count).__name__}), but a batch is weighted by the number of "
-        "items in its mean loss. Return a whole number of at least 0, or None if it is unknown."
-    )
-
-
 @dataclasses.dataclass
 class WaitingTime:
     """The seconds that a run has waited for batches."""
@@ -117,27 +100,6 @@ class ItemWeight(NamedTuple):
 
     weight: float | None
     items: int | None = None
-
-
-def with_items(
-    host_batches: Iterator[tuple[Any, int | None]], count_items: Counter | None
-) -> Iterator[tuple[Any, int | None, int | None]]:
-    """Each batch of an evaluation with its samples, and the number of its items; None without `count_items`.
-
-    Raises:
-        HookOutputError: if only some batches can be counted, so that their losses have no common mean.
-    """
-    were_known = None
-    for batch, samples in host_batches:
-        items = None if count_items is None else items_of(batch, samples, count_items)
-        is_known = items is not None
-        if were_known not in (None, is_known):
-            raise HookOutputError(
-                "`count_batch_items` returned a number for some batches of the evaluation, and None for others, so "
-                "their losses have no common mean. Return a number for all of them, or for none."
-            )
-        were_known = is_known
-        yield batch, samples, items
 
 
 class RunLoader(ABC):
@@ -162,13 +124,14 @@ class RunLoader(ABC):
         is_sharded: whether each rank has different data already.
         is_shuffled: whether we shuffle the samples of each epoch.
         is_vectorised: whether fetching a batch is one indexing operation in this process.
-        max_batches: of this rank, after which every pass ends; None for no limit.
+        collate_fn: makes a batch of samples; None if unknown.
+        max_batches: of this rank, after which every pass ends.
     """
 
     is_sharded = False
     is_shuffled = False
     is_vectorised = False
-    max_batches: int | None = None
+    max_batches = sys.maxsize
     _fetcher: BatchFetcher | StreamFetcher
 
     def __init__(
@@ -177,6 +140,7 @@ class RunLoader(ABC):
         self.source = source
         self.dataset: Any = getattr(source, "dataset", None)
         self.batch_size: int | None = getattr(source, "batch_size", None)
+        self.collate_fn: Any = getattr(source, "collate_fn", None)
         self.drop_last = bool(getattr(source, "drop_last", False))
         self.waiting = WaitingTime()
         self.seed = seed
@@ -224,9 +188,9 @@ class RunLoader(ABC):
         return length_of(self.dataset)
 
     @property
-    @abstractmethod
     def num_samples(self) -> int | None:
         """Samples of one pass over all ranks, including those that `drop_last` leaves out; None if unknown."""
+        return length_of(self.dataset)
 
     @property
     @abstractmethod
@@ -287,16 +251,8 @@ class RunLoader(ABC):
         The two share their worker processes and the position in a stream, so only one of them may be used at a time.
         """
         limited = copy.copy(self)
-        limited.max_batches = self._at_most(max_batches)
+        limited.max_batches = min(max_batches, self.max_batches)
         return limited
-
-    def _at_most(self, batches: int) -> int:
-        """`batches`, as far as the limit allows."""
-        return batches if self.max_batches is None else min(batches, self.max_batches)
-
-    def _batches_left(self, batches_done: int) -> int | None:
-        """Until the limit is reached; None without a limit."""
-        return None if self.max_batches is None else max(0, self.max_batches - batches_done)
 
     @abstractmethod
     def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:

@@ -17,7 +17,7 @@ from pytorch_accelerated.data.building import (
     effective_kwargs,
     refuse_empty,
 )
-from pytorch_accelerated.data.counting import Counter, OfUser, RowsLeft, counter_of
+from pytorch_accelerated.data.counting import Counter, counter_of, rows_left
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.facts.order import HOOKS
@@ -283,9 +283,9 @@ class TrainerHooks:
         """The result of a default hook, which an override may have called, and given a part of the batch."""
         if hook not in self._counters:
             return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook=hook)
-        output = batch_loss(self.model, self.loss_func, batch, RowsLeft()(batch, self._batch_samples), hook=hook)
+        output = batch_loss(self.model, self.loss_func, batch, rows_left(batch, self._batch_samples), hook=hook)
         counter = self._counters[hook]
-        items = None if counter is None else counter(batch, self._batch_samples)
+        items = None if counter is None else counter.count(batch, self._batch_samples)
         return output if items is None else {**output, "num_items_in_batch": items}
 
     def eval_epoch_end(self) -> None:
@@ -322,8 +322,8 @@ def overrides(trainer: TrainerHooks, hook: str) -> bool:
 def counter_for(context: Context, loader: Any, hook: str) -> Counter | None:
     """What counts the items of the batches that `hook` gets; None if they are the rows that the loader counts."""
     trainer, is_predicting = context.trainer, hook == "calculate_predict_batch_outputs"
-    if context.count_items is not None and not is_predicting:
-        return OfUser(context.count_items)
+    if (count := context.count_items) is not None and not is_predicting:
+        return Counter(lambda batch, samples: count(batch), are_tokens=True)
     counter = counter_of(None if is_predicting else trainer.loss_func, loader)
     if not overrides(trainer, hook):
         return counter
