@@ -75,12 +75,11 @@ _BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)
 def effective_kwargs(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
     """`defaults` overridden by `given`, without the defaults that torch does not accept together with `given`."""
     kwargs = {**defaults, **(given or {})}
-    if "batch_sampler" in kwargs and kwargs["batch_sampler"] is not None:
-        excluded = {"batch_size", "shuffle", "sampler", "drop_last"}
+    excluded: tuple[str, ...] = ()
+    if kwargs.get("batch_sampler") is not None:
+        excluded = ("batch_size", "shuffle", "sampler", "drop_last")
     elif kwargs.get("sampler") is not None:
-        excluded = {"shuffle"}
-    else:
-        excluded = set()
+        excluded = ("shuffle",)
     return {name: value for name, value in kwargs.items() if name not in excluded or name in (given or {})}
 
 
@@ -348,12 +347,11 @@ class _CudaFeed:
     def __init__(self, device: torch.device, move: Callable[..., Any]) -> None:
         self._device = device
         self._move = move
-        self._stream: torch.cuda.Stream | None = None
+        # One for all passes: torch keeps freed memory for the stream that asked for it.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        ahead = self._copy_next(batches, self._stream)
+        ahead = self._copy_next(batches)
         while ahead is not None:
             batch, copied = ahead
             if copied is not None:
@@ -362,19 +360,17 @@ class _CudaFeed:
                 for tensor in _tensors_in(batch) or ():
                     # The other stream owns the memory and must not reuse it before this stream has finished with it.
                     tensor.record_stream(current)
-            ahead = self._copy_next(batches, self._stream)
+            ahead = self._copy_next(batches)
             yield batch
 
-    def _copy_next(
-        self, batches: Iterator[Any], stream: torch.cuda.Stream
-    ) -> tuple[Any, torch.cuda.Event | None] | None:
+    def _copy_next(self, batches: Iterator[Any]) -> tuple[Any, torch.cuda.Event | None] | None:
         for batch in batches:
             tensors = _tensors_in(batch)
             if tensors is None or sum(each.nbytes for each in tensors if not each.is_cuda) < _LARGE_BATCH:
                 return self._move(batch, self._device, non_blocking=True), None
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream):
                 moved = self._move(batch, self._device, non_blocking=True)
-                return moved, stream.record_event()
+                return moved, self._stream.record_event()
         return None
 
 

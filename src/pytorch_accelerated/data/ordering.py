@@ -105,14 +105,13 @@ class EpochOrders:
     def __init__(self, loader: DataLoader[Any], ranks: Ranks, *, seed: int) -> None:
         self._dataset: Any = loader.dataset
         self._has_own_batches = loader.batch_size is None
-        self._sampler: Any = loader.batch_sampler if self._has_own_batches else loader.sampler
         self._batch_sampler: Any = loader.batch_sampler
+        self._sampler = sampler = self._batch_sampler if self._has_own_batches else loader.sampler
         self._ranks = ranks
         self._seed = seed
-        is_random = type(self._sampler) is RandomSampler or _is_of_stateful_loader(self._sampler)
-        is_shuffle = is_random and not self._sampler.replacement and self._sampler._num_samples is None
-        self.is_shuffled = is_shuffle and not self._has_own_batches
-        self.is_sequential = not self._has_own_batches and type(self._sampler) is SequentialSampler
+        is_random = type(sampler) is RandomSampler or _is_of_stateful_loader(sampler)
+        self.is_shuffled = is_random and not sampler.replacement and sampler._num_samples is None
+        self.is_sequential = type(sampler) is SequentialSampler
         self._is_ours = self.is_sequential or self.is_shuffled
         self._mixture = self._dataset if self.is_shuffled and isinstance(self._dataset, Mixture) else None
         self._left_out: tuple[LeftOut, ...] = ()

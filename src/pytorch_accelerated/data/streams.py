@@ -79,11 +79,6 @@ def divides_itself(source: Any, ranks: int) -> bool:
     )
 
 
-def knows_position(dataset: Any) -> bool:
-    """Whether a pass over `dataset` can resume from a state of the dataset or of its samples."""
-    return has_state(dataset) or is_exact_hub_stream(dataset)
-
-
 def is_stateful_loader(loader: Any) -> bool:
     """Whether `loader` is torchdata's `StatefulDataLoader`, not a subclass."""
     kind = type(loader)
@@ -115,14 +110,7 @@ class KeyedStream(IterableDataset[Any]):
     """
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        collate_fn: Callable[[Any], Any],
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        is_resumable: bool,
+        self, loader: DataLoader[Any], collate_fn: Any, rank: int, ranks: int, *, seed: int, is_resumable: bool
     ) -> None:
         self.dataset: Any = loader.dataset
         self.epoch = 0
@@ -222,7 +210,8 @@ class KeyedStream(IterableDataset[Any]):
             rank, ranks = self._place
             is_own = turn % ranks == rank
             wanted = size - max(used, len(batch) if is_own else 0)
-            share = list(itertools.islice(_samples_of(self._samples), wanted))
+            # Not `iter(self._samples)`: where a dataset is its own iterator, that begins a new pass.
+            share = list(itertools.islice(map(next, itertools.repeat(self._samples)), wanted))
             self._samples_read += len(share)
             self._is_exhausted = len(share) < wanted
             if is_own:
@@ -230,11 +219,6 @@ class KeyedStream(IterableDataset[Any]):
         if not batch or (self._drop_last and len(batch) < size):
             return END
         return batch if self._batch_size else batch[0]
-
-
-def _samples_of(iterator: Any) -> Iterator[Any]:
-    """The samples of `iterator`, whose `__iter__` is not called: that of a dataset that is its own begins a pass."""
-    return map(next, itertools.repeat(iterator))
 
 
 def is_hub_stream(source: Any) -> bool:
@@ -247,7 +231,13 @@ def is_exact_hub_stream(source: Any) -> bool:
 
     Unknown parts, such as subclasses and parts of other versions, count as inexact.
     """
-    return _is_hub_class(type(source)) and all(map(_is_exact, parts_of_stream(source)))
+    if not _is_hub_class(type(source)):
+        return False
+    for part in parts_of_stream(source):
+        reads_ahead = getattr(part, "batched", False) or inspect.iscoroutinefunction(getattr(part, "function", None))
+        if type(part).__name__ not in _EXACT_PARTS or reads_ahead:
+            return False
+    return True
 
 
 class HubSamples(Iterator[Any]):
@@ -283,11 +273,6 @@ class HubSamples(Iterator[Any]):
 
 def _is_hub_class(kind: type) -> bool:
     return (kind.__module__, kind.__name__) == ("datasets.iterable_dataset", "IterableDataset")
-
-
-def _is_exact(part: Any) -> bool:
-    reads_ahead = getattr(part, "batched", False) or inspect.iscoroutinefunction(getattr(part, "function", None))
-    return type(part).__name__ in _EXACT_PARTS and not reads_ahead
 
 
 class StreamFetcher:
@@ -376,10 +361,12 @@ class StreamFetcher:
         collate_fn = functools.partial(counted, loader.collate_fn) if self._counts_samples else loader.collate_fn
         self._pins_memory = is_here and pins_memory(loader)
         self._keeper, self.stateful, self._is_keyed = None, None, False
-        is_resumable = is_stateful_loader(loader) or (is_here and knows_position(loader.dataset))
+        dataset: Any = loader.dataset
+        is_resumable = is_here and (has_state(dataset) or is_exact_hub_stream(dataset))
+        is_resumable |= is_stateful_loader(loader)
         if is_here or is_resumable:
-            settings: dict[str, Any] = {"seed": self._seed, "rank": rank, "ranks": ranks, "is_resumable": is_resumable}
-            self._source = self._stream = KeyedStream(loader, collate_fn, **settings)
+            stream = KeyedStream(loader, collate_fn, rank, ranks, seed=self._seed, is_resumable=is_resumable)
+            self._source = self._stream = stream
             if not is_here:  # a loader of torchdata, which keeps the positions of its workers
                 every = loader.snapshot_every_n_steps  # type: ignore[attr-defined]
                 self._loader = like_loader(loader, self._stream, kind=type(loader), snapshot_every_n_steps=every)
@@ -387,11 +374,10 @@ class StreamFetcher:
                 self._keeper = self._stream if is_here else self._loader
                 self.stateful = loader.dataset if is_here else self._loader
             return
-        dataset: Any = loader.dataset
         if ranks > 1:
             dataset = _RankSlice(dataset, loader.batch_size or 1, rank, ranks)
-        sizes: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        self._source = self._loader = like_loader(loader, dataset, collate_fn=collate_fn, **sizes)
+        settings: dict[str, Any] = {name: getattr(loader, name) for name in ("batch_size", "drop_last")}
+        self._source = self._loader = like_loader(loader, dataset, collate_fn=collate_fn, **settings)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         """A new pass, or the rest of one if a state was loaded."""

@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader
 from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
-from pytorch_accelerated.data.rows import BatchFetcher
-from pytorch_accelerated.data.streams import StreamFetcher
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks
@@ -132,7 +130,7 @@ class RunLoader(ABC):
     is_shuffled = False
     is_vectorised = False
     max_batches = sys.maxsize
-    _fetcher: BatchFetcher | StreamFetcher
+    _fetcher: Any
 
     def __init__(
         self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed

@@ -259,9 +259,10 @@ def _continue_plan(context: Context) -> None:
 def _make_eval_loaders(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
     """Create the loader of the evaluation set, if there is one, or of each of several."""
     trainer, loaders = context.trainer, context.loaders
-    loaders.eval, loaders.eval_sets, loaders.further_eval = None, named_sets(trainer.eval_dataset), {}
+    loaders.eval, loaders.eval_sets, loaders.further_eval = None, {}, {}
     if trainer.eval_dataset is None:
         return
+    loaders.eval_sets = named_sets(trainer.eval_dataset)
     first, *further = context.evaluation_sets.names
     with context.evaluation_sets.current(first):
         loaders.eval = trainer.create_eval_dataloader(batch_size, dl_kwargs)
