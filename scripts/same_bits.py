@@ -352,7 +352,9 @@ def run_native(
                 "optimizer": trainer_.optimizer.state_dict(),
                 "scheduler": None if trainer_.scheduler is None else trainer_.scheduler.state_dict(),
                 "history": {name: list(history.get_metric_values(name)) for name in history.get_metric_names()},
-                "steps": [record._asdict() for record in history.step_records],
+                "steps": [
+                    record._replace(ranks=())._asdict() for record in history.step_records
+                ],  # without their clocks
                 "ema": [each.state_dict() for each in given if isinstance(each, ModelEmaCallback)],
                 "updates": trainer_.run_state.updates,
                 "events": events.seen,
