@@ -183,13 +183,7 @@ def check_eval_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
 
 
 def distribute_loader(
-    loader: Any,
-    ranks: Ranks,
-    *,
-    seed: int,
-    saved_seed: int | None,
-    accumulation_steps: int,
-    is_sharded: bool,
+    loader: Any, ranks: Ranks, *, seed: int, saved_seed: int | None, accumulation_steps: int, is_sharded: bool
 ) -> RunLoader:
     """This rank's part of the user's `loader`. Must be called by all ranks.
 

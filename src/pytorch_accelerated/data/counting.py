@@ -172,7 +172,7 @@ def _has_ignored(dataset: Any) -> bool:
     data = None if arrays is None else arrays.data
     targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
     if isinstance(targets, np.ndarray):
-        return targets.dtype.kind == "i" and bool((targets == _NOTHING_GIVEN).any())
+        return targets.dtype.kind == "i" and bool(np.any(targets == _NOTHING_GIVEN))
     return isinstance(targets, torch.Tensor) and _is_ignored(targets)
 
 

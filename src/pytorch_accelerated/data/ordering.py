@@ -106,7 +106,8 @@ class EpochOrders:
         self._dataset: Any = loader.dataset
         self._has_own_batches = loader.batch_size is None
         self._batch_sampler: Any = loader.batch_sampler
-        self._sampler = sampler = self._batch_sampler if self._has_own_batches else loader.sampler
+        sampler: Any = self._batch_sampler if self._has_own_batches else loader.sampler
+        self._sampler = sampler
         self._ranks = ranks
         self._seed = seed
         is_random = type(sampler) is RandomSampler or _is_of_stateful_loader(sampler)

@@ -10,7 +10,7 @@ import copy
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,13 +20,7 @@ from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher, Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
-from pytorch_accelerated.data.updates import (
-    ItemWeight,
-    MicroBatch,
-    Round,
-    RunLoader,
-    Update,
-)
+from pytorch_accelerated.data.updates import ItemWeights, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.facts.seeding import seeds_of_batches
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -102,7 +96,7 @@ class PlannedLoader(RunLoader):
             yield Update(self._micro_batches(window, batches, weights, has_rows), window.size, items)
 
     def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: Sequence[ItemWeight] | None, has_rows: bool
+        self, window: Window, batches: Iterator[Any], weights: ItemWeights | None, has_rows: bool
     ) -> Iterator[MicroBatch]:
         """The batches of an update. Without `weights`, each is weighted by its share of the samples."""
         ranks, total, last = self._ranks, window.size, len(window.rounds) - 1

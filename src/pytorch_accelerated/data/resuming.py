@@ -75,12 +75,7 @@ def stream_state(loader: Any) -> dict[str, Any] | None:
 
 
 def restore_stream(
-    loader: Any,
-    states: Sequence[dict[str, Any] | None],
-    ranks: Ranks,
-    *,
-    run_state: RunState,
-    source: object,
+    loader: Any, states: Sequence[dict[str, Any] | None], ranks: Ranks, *, run_state: RunState, source: object
 ) -> None:
     """Resume the training stream from the `stream_state` of all ranks. Must be called by all ranks.
 

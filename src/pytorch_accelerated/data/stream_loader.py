@@ -12,16 +12,9 @@ from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.streams import StreamFetcher
-from pytorch_accelerated.data.updates import (
-    DeviceFeed,
-    ItemWeight,
-    MicroBatch,
-    Round,
-    RunLoader,
-    Update,
-)
+from pytorch_accelerated.data.updates import DeviceFeed, ItemWeights, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.facts.trees import count_rows, length_of
+from pytorch_accelerated.facts.trees import count_rows
 from pytorch_accelerated.ranks.ranks import Ranks
 
 _UNKNOWN = -1  # in messages between ranks
@@ -52,10 +45,6 @@ class StreamLoader(RunLoader):
         self.is_sharded = is_sharded or not self._has_stream
         place = (0, 1) if is_sharded else (ranks.index, ranks.count)
         self._fetcher = StreamFetcher(loader, *place, seed=self.seed)
-
-    @property
-    def num_batches(self) -> int | None:
-        return length_of(self)
 
     def __len__(self) -> int:
         batches = len(self.source)  # type: ignore[arg-type]
@@ -143,7 +132,7 @@ class StreamLoader(RunLoader):
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: Counter | None
-    ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
+    ) -> tuple[ItemWeights, tuple[int, int] | None]:
         """The weights of the batches of an update, and its items; batches after the end of `sizes` are borrowed."""
         borrowed = [0] * (len(host) - len(sizes))
         if count_items is not None:
@@ -151,11 +140,11 @@ class StreamLoader(RunLoader):
             numbers = [*counts, *borrowed], [*sizes, *borrowed]
             return self._weights_of_items(*numbers, are_tokens=count_items.are_tokens)
         if total is None:
-            return [ItemWeight(1.0 if len(host) == self._ranks.count == 1 else None)] * len(host), None
-        return [ItemWeight(self._ranks.count * (size or 0) / total) for size in [*sizes, *borrowed]], None
+            return [(1.0 if len(host) == self._ranks.count == 1 else None, None)] * len(host), None
+        return [(self._ranks.count * (size or 0) / total, None) for size in [*sizes, *borrowed]], None
 
     def _micro_batches(
-        self, batches: Iterable[tuple[Any, int | None]], weights: Sequence[ItemWeight], numbers: list[int]
+        self, batches: Iterable[tuple[Any, int | None]], weights: ItemWeights, numbers: list[int]
     ) -> Iterator[MicroBatch]:
         """The batches of an update, given their samples and the number of batches on each rank."""
         last = len(weights) - 1

@@ -23,6 +23,8 @@ from pytorch_accelerated.ranks.ranks import Ranks
 
 # Takes host batches and yields them on the trainer's device, in the same order.
 DeviceFeed = Callable[[Iterator[Any]], Iterator[Any]]
+# `weight` and `items` of each `MicroBatch` of an update.
+ItemWeights = Sequence[tuple[float | None, int | None]]
 
 
 class MicroBatch(NamedTuple):
@@ -91,13 +93,6 @@ class WaitingTime:
     """The seconds that a run has waited for batches."""
 
     seconds: float = 0.0
-
-
-class ItemWeight(NamedTuple):
-    """`weight` and `items` of a `MicroBatch`."""
-
-    weight: float | None
-    items: int | None = None
 
 
 class RunLoader(ABC):
@@ -191,9 +186,9 @@ class RunLoader(ABC):
         return length_of(self.dataset)
 
     @property
-    @abstractmethod
     def num_batches(self) -> int | None:
         """Batches of this rank in one pass of training, evaluation or prediction; None if unknown."""
+        return length_of(self)
 
     @property
     def num_updates(self) -> int | None:
@@ -278,7 +273,7 @@ class RunLoader(ABC):
 
     def _weights_of_items(
         self, counts: Sequence[int | None], sizes: Sequence[int | None], *, are_tokens: bool
-    ) -> tuple[Sequence[ItemWeight], tuple[int, int] | None]:
+    ) -> tuple[ItemWeights, tuple[int, int] | None]:
         """The weights of this rank's batches in an update, from the number of items in each, and the update's tokens.
 
         If a count is unknown (None) on any rank, samples are used instead. Must be called by all ranks.
@@ -289,16 +284,14 @@ class RunLoader(ABC):
         mine = [None in counts, None in sizes, *(sum(each or 0 for each in known) for known in (counts, sizes))]
         uncounted, unsized, items, samples = self._ranks.sum(mine)
         if uncounted and unsized:
-            return [ItemWeight(None)] * len(counts), None
+            return [(None, None)] * len(counts), None
         numbers, total = (sizes, samples) if uncounted else (counts, items)
         if total == 0:
             raise DataError(
                 "An update has no items at all, so its loss has no mean: `count_batch_items` returned 0 for each "
                 "batch, or no target counts in the loss. Leave such batches out."
             )
-        weights = [
-            ItemWeight(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers
-        ]
+        weights = [(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers]
         return weights, (int(mine[2]), int(items)) if are_tokens and not uncounted else None
 
 
