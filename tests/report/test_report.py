@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_diabetes
-from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
@@ -30,6 +30,7 @@ from pytorch_accelerated.callbacks import (
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.extras.report.contents import environment_facts
 from pytorch_accelerated.extras.report.predictions import as_data_uri
+from tests.huggingface import texts
 from tests.report.digits import EVAL, TRAIN, At, Broken, outputs_of, run_on_page, train, trainer_with
 from tests.support.processes import run_on_ranks
 
@@ -506,6 +507,80 @@ def test_labels_or_one_hot_classes_with_a_loss_of_ones_own_are_left_out_until_so
     with torch.no_grad():
         assert found["classes"]["matrix"] == confusion_matrix(truth, model(inputs).argmax(1)).tolist()
     assert found["notes"] == []
+
+
+class OfTokens(nn.Module):
+    """A model of tokens that computes its own loss, and does not say of which tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Embedding(12, 12)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.scores(input_ids)
+        return {"loss": cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def of_tokens(kind: str) -> Any:
+    if kind == "own":
+        return OfTokens()
+    import transformers
+
+    if kind == "BartForCausalLM":
+        bart: Any = transformers.BartConfig
+        sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 1, "decoder_ffn_dim": 16}
+        return transformers.BartForCausalLM(bart(vocab_size=12, **sizes))
+    if kind.startswith("Bert"):
+        bert: Any = transformers.BertConfig
+        sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1}
+        labels = {"num_labels": 12} if kind == "BertForTokenClassification" else {}
+        return getattr(transformers, kind)(bert(vocab_size=12, **labels, **sizes))
+    return texts.tiny_llama() if kind == "Llama" else texts.tiny_language_model()
+
+
+@pytest.mark.parametrize(
+    "kind", ["GPT2", "Llama", "BertForMaskedLM", "BertForTokenClassification", "BartForCausalLM", "own"]
+)
+def test_tokens_of_a_model_with_its_own_loss_are_compared_with_those_of_the_loss(kind: str, tmp_path: Path):
+    torch.manual_seed(0)
+    model = of_tokens(kind)
+    tokens = torch.randint(4, 9, (20, 9))
+    labels = tokens.clone()
+    labels[::2, 5:] = -100
+    data = {"input_ids": tokens, "labels": labels}
+    found = evaluated(tmp_path / "run.html", model, None, data)
+    if kind in ("BartForCausalLM", "own"):
+        assert found["classes"] is None
+        assert "`get_predictions_and_targets`" in found["notes"][0]
+        return
+    with torch.no_grad():
+        predicted = model.eval()(input_ids=tokens).logits.argmax(-1)
+    if kind in ("GPT2", "Llama"):
+        predicted, labels = predicted[:, :-1], labels[:, 1:]
+    counts = labels >= 0
+    assert found["classes"]["total"] == counts.sum()
+    assert found["classes"]["correct"] == accuracy_score(labels[counts], predicted[counts], normalize=False)
+    are_named = all(row["name"].startswith("LABEL_") for row in found["classes"]["table"])
+    assert are_named == (kind == "BertForTokenClassification")
+    assert found["notes"] == ["Worst predictions are left out: a sample has many targets, such as those of its tokens."]
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_names_of_another_number_of_classes_are_not_used_and_a_line_says_so(number: int, tmp_path: Path):
+    torch.manual_seed(0)
+    data = torch.randn(20, 4), torch.arange(20) % 3
+    names = ["a", "b", "c", "d", "e"][:number]
+    found = evaluated(tmp_path / "run.html", nn.Linear(4, 3), nn.CrossEntropyLoss(), data, class_names=names)
+    assert found["classes"]["names"] == (names if number == 3 else ["0", "1", "2"])
+    line = f"`class_names` has {number} names, and there are 3 classes, so they have numbers here."
+    assert found["notes"] == ([] if number == 3 else [line])
+
+
+def test_more_classes_than_a_page_can_show_have_a_line(tmp_path: Path):
+    data = torch.randn(20, 4), torch.arange(20)
+    found = evaluated(tmp_path / "run.html", nn.Linear(4, 2000), nn.CrossEntropyLoss(), data)
+    assert found["classes"] is None
+    assert found["notes"] == ["Classes are left out: there are 2000, and a page shows at most 1000."]
 
 
 def test_targets_to_be_ignored_and_outputs_of_other_shapes_are_left_out(tmp_path: Path):

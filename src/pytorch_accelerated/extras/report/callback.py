@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import inspect
 import json
 import os
 import time
@@ -68,7 +69,7 @@ class ReportCallback(TrainerCallback):
     Args:
         path: the file, which replaces an existing one. Missing folders are created.
         name: the title of the page; by default the name of the file's folder, or of the file.
-        class_names: names by class; by default the `id2label` of the model's config, or numbers.
+        class_names: names by class; by default the `id2label` of the model's config if it has as many, or numbers.
         num_samples: how many of the worst samples to show; 0 for none.
         notes: facts of your own to show, and to compare: plain values by name.
         seconds_between_writes: the least time between two writes, except at the end.
@@ -181,8 +182,9 @@ class ReportCallback(TrainerCallback):
         self._keep_best_predictions(trainer)  # by now all callbacks have judged those so far
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
-            asked = _asked(trainer)
-            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, asked)
+            is_own = type(self).get_predictions_and_targets is not ReportCallback.get_predictions_and_targets
+            is_next = False if is_own or trainer.loss_func is not None else _predicts_next(trainer.get_model())
+            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, _asked(trainer), is_next)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Collect the predictions of a batch, on the device."""
@@ -202,8 +204,11 @@ class ReportCallback(TrainerCallback):
                 of = f"{of}, after update {history.updates_done}" if is_intermediate else of
                 # The loader of the run knows the samples at its positions; another one need not.
                 indices = getattr(trainer.run_context.loaders.eval, "indices", lambda start, stop: None)
-                names = self._names_of_classes(trainer)
-                found = describe(per_rank, names, of, lambda at: next(iter(indices(at, at + 1) or ()), None))
+                labels = getattr(getattr(trainer.get_model(), "config", None), "id2label", None)
+                usual = [str(labels[index]) for index in sorted(labels)] if isinstance(labels, Mapping) else None
+                found = describe(
+                    per_rank, self.class_names, of, lambda at: next(iter(indices(at, at + 1) or ()), None), usual
+                )
                 self._contents.predictions[history.evaluation_set] = found | {"epoch": history.current_epoch}
         self._evaluation_seconds += time.monotonic() - self._evaluation_started
         if is_intermediate:
@@ -330,12 +335,6 @@ class ReportCallback(TrainerCallback):
             self._kept = [best, dict(self._contents.predictions)]
         return best
 
-    def _names_of_classes(self, trainer: Trainer) -> Sequence[str] | None:
-        if self.class_names is not None:
-            return self.class_names
-        labels = getattr(getattr(trainer.get_model(), "config", None), "id2label", None)
-        return [str(labels[index]) for index in sorted(labels)] if isinstance(labels, Mapping) else None
-
     def _new(self, kind: str, all_so_far: Sequence[Any]) -> Sequence[Any]:
         """Those that have come since the last call for this kind."""
         seen, self._seen[kind] = self._seen.get(kind, 0), len(all_so_far)
@@ -391,3 +390,14 @@ def _asked(trainer: Trainer) -> Asked:
         if each.predictions in (None, "argmax", "logits") and each.targets in (None, "labels")
     } - {Asked()}
     return all_asked.pop() if len(all_asked) == 1 else Asked()
+
+
+def _predicts_next(model: Any) -> bool | None:
+    """Whether a model of `transformers` compares the outputs of a token with the next one; None if it is unknown."""
+    model = getattr(model, "get_base_model", lambda: model)()  # within adapters
+    if getattr(model, "loss_type", None) in ("ForMaskedLM", "ForTokenClassification"):
+        return False
+    forward = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if "loss_function" not in getattr(forward, "co_names", ()):  # some causal models compute the loss of the same token
+        return None
+    return getattr(model.loss_function, "__name__", "") == "ForCausalLMLoss" or None

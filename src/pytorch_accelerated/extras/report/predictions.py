@@ -28,6 +28,10 @@ _UNCLEAR = (
     "are. A MetricsCallback of the run may say it, by `task` or `classes_dim`, or an override of "
     "`get_predictions_and_targets`."
 )
+_NEXT = (
+    "Classes are left out: the model computes its loss itself, and does not tell whether targets are those of the same "
+    "tokens or of the next ones. An override of `get_predictions_and_targets` may give those that belong together."
+)
 _UNSURE = (
     " left out: all scores are between 0 and 1, so they can be logits or probabilities, and the loss function does not "
     "tell. A MetricsCallback of the run may say it: `scores='logits'` or `scores='probabilities'`."
@@ -65,6 +69,7 @@ class PredictionsOfEvaluation:
         num_samples: how many samples to keep.
         loss_func: of the trainer, by which samples are ranked.
         asked: what the user says of outputs and targets.
+        predicts_next: whether the outputs of a token predict the target of the next one; None if it is unknown.
 
     Attributes:
         task: what outputs and targets are.
@@ -79,6 +84,7 @@ class PredictionsOfEvaluation:
     num_samples: int
     loss_func: Any = None
     asked: Asked = dataclasses.field(default_factory=Asked)
+    predicts_next: bool | None = False
     task: Task | None = None
     counts: torch.Tensor | None = None
     rows: Rows = dataclasses.field(default_factory=dict)
@@ -99,6 +105,8 @@ class PredictionsOfEvaluation:
         if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:
             return
         outputs = outputs.detach()
+        if self.predicts_next and outputs.ndim == 3 and outputs.shape[:2] == targets.shape:
+            outputs, targets = outputs[:, :-1], targets[:, 1:]
         if not outputs.is_floating_point() or len(outputs) != len(targets) or not len(outputs):
             return
         is_open = self._may_be_numbers(outputs, targets)
@@ -216,6 +224,7 @@ def describe(
     class_names: Sequence[str] | None,
     of: str,
     index_of: Callable[[int], int | None],
+    usual_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """What a page shows of the predictions of an evaluation.
 
@@ -226,31 +235,46 @@ def describe(
         class_names: names by class; None for numbers.
         of: what the predictions are from, in words.
         index_of: the index in the dataset of the sample at a position of the evaluation; None if it is unknown.
+        usual_names: those that count without `class_names`, if there are as many as classes.
     """
     is_open, has_numbers = _any(each.has_fractions for each in per_rank)
     is_unsure, is_outside = _any(each.is_outside for each in per_rank)
     task = next((each.task for each in per_rank if each.task is not None), Task("regression"))
+    is_unsure = is_unsure and not is_outside and not has_numbers
     notes = []
-    if any(each.is_unclear for each in per_rank) and not has_numbers:
-        per_rank, notes = [PredictionsOfEvaluation(each.num_samples) for each in per_rank], [_UNCLEAR]
-    elif is_unsure and not is_outside and not has_numbers:
-        if task.dim is None or task.kind == "labels":  # divided by a threshold
-            per_rank = [PredictionsOfEvaluation(each.num_samples) for each in per_rank]
-            notes = ["Classes and worst predictions are" + _UNSURE]
-        else:
-            notes = ["The confidence of predictions is" + _UNSURE]
-            for each in per_rank:
-                each.rows.pop("confidence", None)
+    if task.dim == 2 and per_rank[0].predicts_next is None:
+        notes = [_NEXT]
+    elif any(each.is_unclear for each in per_rank) and not has_numbers:
+        notes = [_UNCLEAR]
+    elif is_unsure and (task.dim is None or task.kind == "labels"):  # divided by a threshold
+        notes = ["Classes and worst predictions are" + _UNSURE]
+    if notes:
+        per_rank, task = [PredictionsOfEvaluation(0)], Task("regression")
+    elif is_unsure:
+        confident = [each.rows.pop("confidence", None) for each in per_rank]
+        notes = ["The confidence of predictions is" + _UNSURE] * any(part is not None for part in confident)
+    has_classes = task.kind != "regression" and not has_numbers
     counts = [each.counts for each in per_rank if each.counts is not None and not has_numbers]
+    number = 2 if task.kind == "binary" else task.classes
+    if has_classes and class_names is not None and len(class_names) != number:
+        notes.append(
+            f"`class_names` has {len(class_names)} names, and there are {number} classes, so they have numbers here."
+        )
+    names = usual_names if class_names is None else class_names
+    names = names if names is not None and len(names) == number else None
+    if number > _MAX_CLASSES:
+        notes.append(f"Classes are left out: there are {number}, and a page shows at most {_MAX_CLASSES}.")
+    if has_classes and per_rank[0].num_samples and not any(each.rows for each in per_rank):
+        notes.append("Worst predictions are left out: a sample has many targets, such as those of its tokens.")
     has_one_size = len({each.shape for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
     rows = [each.rows for each in per_rank if each.rows]
     scattered = [each.scatter for each in per_rank if each.scatter is not None and (has_numbers or not is_open)]
     return {
         "of": of,
-        "classes": None if total is None or not total.sum() else _describe_counts(total, class_names),
+        "classes": None if total is None or not total.sum() else _describe_counts(total, names),
         "scatter": _describe_scatter(scattered),
-        "samples": _describe_rows(rows, per_rank[0].num_samples, class_names, index_of, has_numbers=has_numbers),
+        "samples": _describe_rows(rows, per_rank[0].num_samples, names, index_of, has_numbers=has_numbers),
         "notes": notes,
     }
 
