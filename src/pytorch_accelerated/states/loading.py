@@ -198,7 +198,7 @@ def _checked_held(
         module = as_module(part)
         try:
             if module is None:
-                objects += [(path, part, state) for *_, state in checked_states([(part, states[path])], source=source)]
+                objects.append((path, part, _checked_state(part, states[path], source=source)))
             else:
                 check_canonical(module, states[path])
                 modules.append((module, states[path]))
@@ -294,31 +294,30 @@ def checked_states(pairs: Iterable[tuple[Any, Any]], *, source: object) -> list[
         InvalidCheckpointError: if a state from `source` was saved by another kind of object. Most of them load whatever
             they are given, and fail at the next step, or never.
     """
-    checked = []
-    for target, state in pairs:
-        if target is None or state is None:
-            continue
-        if hasattr(target, "param_groups"):
-            state = checked_optimizer_state(target, state, source=source)
-        elif problem := _problem_of(target, state):
-            raise InvalidCheckpointError(
-                f"The state of the {type(target).__name__} in {source} cannot be loaded: {problem}. Nothing was "
-                "changed. Make it as it was."
-            )
-        checked.append((type(target).__name__, target, state))
-    return checked
+    return [
+        (type(target).__name__, target, _checked_state(target, state, source=source))
+        for target, state in pairs
+        if target is not None and state is not None
+    ]
 
 
-def _problem_of(target: Any, state: Any) -> str | None:
-    """Why another kind of scheduler or scaler than `target` must have saved `state`; None if it need not have."""
+def _checked_state(target: Any, state: Any, *, source: object) -> Any:
+    """The state of an optimizer, a scheduler or the like, see `checked_states`."""
+    if hasattr(target, "param_groups"):
+        return checked_optimizer_state(target, state, source=source)
     live = target.state_dict()
-    if problem := mismatch(live, state, "its state"):
-        return problem
-    unknown = sorted(str(name) for name in state if name not in live)
-    missing = sorted(str(name) for name in live if name not in state)
-    if unknown and missing and type(target).__module__.startswith(_UNCHECKED):
-        return f"it has {', '.join(unknown)}, but not {', '.join(missing)}: another kind wrote it"
-    return None
+    problem = mismatch(live, state, "its state")
+    if problem is None and type(target).__module__.startswith(_UNCHECKED):
+        unknown = sorted(str(name) for name in state if name not in live)
+        missing = sorted(str(name) for name in live if name not in state)
+        if unknown and missing:
+            problem = f"it has {', '.join(unknown)}, but not {', '.join(missing)}: another kind wrote it"
+    if problem is not None:
+        raise InvalidCheckpointError(
+            f"The state of the {type(target).__name__} in {source} cannot be loaded: {problem}. Nothing was changed. "
+            "Make it as it was."
+        )
+    return state
 
 
 def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
