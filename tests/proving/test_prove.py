@@ -372,7 +372,7 @@ def test_what_no_row_is_about_is_said_too() -> None:
         "after update 6, in epoch 2",
         "more than 3 batches",
         "no `eval_dataset`",
-        "files: LogMetricsCallback",
+        ": LogMetricsCallback",
     ):
         assert words in said
     assert proof.to_json()["not_checked"] == list(proof.not_checked)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_ITERATORS = (itertools.count, itertools.cycle)  # that can be copied
+_ITERATORS = (itertools.count, itertools.cycle, *(type(iter(each)) for each in ([], (), range(0))))  # can be copied
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
 _FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
@@ -55,9 +55,9 @@ _DECIDES = {
     "batch": _BY_DATA,
     "losses": _BY_STEP,
     "gradients": _BY_STEP,
-    "settings": ("scheduler", "callback", "optimizer", "trainer"),
-    "weights_after": ("optimizer", "callback", "trainer"),
-    "optimizer": ("optimizer", "callback", "trainer"),
+    "settings": ("scheduler", "callback", "optimizer", "trainer", "hook"),
+    "weights_after": ("optimizer", "callback", "trainer", "hook"),
+    "optimizer": ("optimizer", "callback", "trainer", "hook"),
 }
 _SEEDED = "draw from torch, numpy or random instead, which are seeded for each batch"
 _REMEDIES = {
@@ -66,7 +66,7 @@ _REMEDIES = {
     "sampler": "make the order a function of the epoch, in `set_epoch`",
     "callback": "give the callback `state_dict` and `load_state_dict` with it",
     "model": "register it as a buffer",
-    "hook": "keep it in a buffer of the model",
+    "hook": "keep it in a buffer of the model, or in a callback with `state_dict` and `load_state_dict`",
     "loss function": "make the loss function a module, and this a buffer of it",
     "trainer": "move it to a callback with `state_dict` and `load_state_dict`",
     "optimizer": "keep it in the optimizer's `state` or `param_groups`, and these in its `state_dict`",
@@ -156,7 +156,8 @@ class Outside:
             differing = [each for each in texts if first.get(each) != second.get(each) and each not in ignored]
             if differing:
                 return [each for each in differing if self._place(each).role in _DECIDES.get(part, ())] or differing
-        return []
+        running = [each for each in one.outside if isinstance(self._place(each).value, types.GeneratorType)]
+        return [each for each in running if self._place(each).role in _DECIDES.get(part, ())]
 
     def moves_with_batches(self, text: str) -> bool:
         """Whether what is there belongs to forward and backward passes."""
@@ -178,7 +179,7 @@ class Outside:
         """Every place once."""
         roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
         found: dict[int, Any] = {}
-        for role, text, root in itertools.chain(_hooks_of(trainer.get_model()), roots):
+        for role, text, root in itertools.chain(_hooks_of(trainer), roots):
             found.setdefault(id(root), Place(role, text, text, root))
         seen: set[Any] = {id(trainer.run_context), *found}  # what is a root is called by its own name only
         places = (_within(place, seen) for place in found.values() if place.value is not None)
@@ -255,6 +256,9 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
     for name, each in own.items():
         if name not in _left_out(value):
             yield f"`{name}` of {owner}", each, functools.partial(own.__setitem__, name)
+    for name in getattr(type(value), "__slots__", ()):
+        if hasattr(value, name):
+            yield f"`{name}` of {owner}", getattr(value, name), functools.partial(setattr, value, name)
     for name in getattr(value, "_non_persistent_buffers_set", ()):
         yield f"`{name}`, a non-persistent buffer of {owner},", getattr(value, name), None
     if is_kind:
@@ -266,7 +270,7 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
             each = getattr(each, "__func__", each)  # of a static method
             if isinstance(each, types.FunctionType):
                 yield place, each, None
-            elif not (name.startswith("__") or name in own) and _is_comparable(each):
+            elif not (name.startswith("__") or name in own) and _may_keep_something(each):
                 yield f"`{name}` of {owner}", each, functools.partial(setattr, kind, name)
 
 
@@ -277,12 +281,15 @@ def _left_out(value: Any) -> set[str]:
     return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
 
 
-def _hooks_of(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """The user's hooks on a model and its parameters: role, what it is in words, and the hook."""
+def _hooks_of(trainer: Trainer) -> Iterator[tuple[str, str, Any]]:
+    """The user's hooks on the model, its parameters and optimizers: role, what it is in words, and the hook."""
+    model = trainer.get_model()
     kinds = {"_forward_pre_hooks": "forward", "_forward_hooks": "forward"}
     kinds |= {"_backward_pre_hooks": "gradient", "_backward_hooks": "gradient"}
     kinds |= {"_post_accumulate_grad_hooks": "gradient"}
+    kinds |= {"_optimizer_step_pre_hooks": "step", "_optimizer_step_post_hooks": "step"}
     owners = [(f"module {name or _name_of(each)}", each) for name, each in model.named_modules()]
+    owners += [(f"optimizer {_name_of(each)}", each) for each in _optimizers_of(trainer)]
     for owner, part in [*owners, *((f"parameter {name}", each) for name, each in model.named_parameters())]:
         for name, kind in kinds.items():
             for hook in (getattr(part, name, None) or {}).values():
@@ -312,6 +319,9 @@ def _variables_of(
         text = f"`{name}`, a variable of {owner},"
         with contextlib.suppress(ValueError):  # it may have no value yet
             yield text, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+    yield from ((f"`{name}`, a default of {owner},", each, None) for name, each in zip(names, defaults, strict=False))
     module = function.__globals__
     script = str(module.get("__name__"))
     if script in ("__main__", "__mp_main__"):  # which a factory imports by its name
@@ -372,16 +382,16 @@ def _is_comparable(value: Any) -> bool:
         return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
     if isinstance(value, torch.Tensor):
         return value.is_leaf  # others are computed when they are needed
-    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, np.ndarray))
+    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray))
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, itertools.cycle):
+    if isinstance(value, _ITERATORS[1:]):
         copied = _copied(value)
-        return "a cycle" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
+        return "" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
     if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
         return f"<{digest(value)}>"
-    text = repr(value)
+    text = type(value).__name__ if isinstance(value, types.GeneratorType) else repr(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… <{digest(text)}>"
 
 
@@ -390,6 +400,8 @@ def _sentence(place: Place, one: str, other: str, when: str) -> str:
     if isinstance(place.value, GENERATORS):
         remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
         return f"{text} is a generator of its own, which no state saves: {remedy}"
+    if isinstance(place.value, types.GeneratorType):
+        return f"{text} is a generator that goes on where it stopped, and that no state saves: {remedy}"
     if "non-persistent" in text:
         remedy = "register it with `persistent=True`"
     if one.startswith("<") or other.startswith("<"):
