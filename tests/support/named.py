@@ -93,17 +93,16 @@ def of_labels(truth: Any, scores: Any, threshold: float) -> Oracle:
         "f1": theirs.f1_score(truth, found, **averaged),
         "auc": theirs.roc_auc_score(truth, scores),
         "average_precision": theirs.average_precision_score(truth, scores),
-        "mcc": theirs.matthews_corrcoef(truth.ravel(), found.ravel()),
+        "mcc": float(np.mean([theirs.matthews_corrcoef(*pair) for pair in zip(truth.T, found.T, strict=True)])),
     }
 
 
 def of_numbers(truth: Any, found: Any) -> Oracle:
     truth, found = (np.asarray(each, dtype=np.float64).reshape(len(truth), -1) for each in (truth, found))
-    squared = theirs.mean_squared_error(truth, found)
     return {
         "mae": theirs.mean_absolute_error(truth, found),
-        "mse": squared,
-        "rmse": squared**0.5,
+        "mse": theirs.mean_squared_error(truth, found),
+        "rmse": theirs.root_mean_squared_error(truth, found),
         "r2": theirs.r2_score(truth, found),
     }
 

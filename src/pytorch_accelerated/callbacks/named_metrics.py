@@ -1,4 +1,4 @@
-"""Metrics by name over one pass: means are computed here, exactly; the others by torchmetrics."""
+"""Metrics by name over one pass: means, and those of numbers, are computed here; the others by torchmetrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.loss import widest_float
 
-MEANS = ("accuracy", "mae", "mse", "rmse")
+_COMPUTED_HERE = ("accuracy", "mae", "mse", "rmse", "r2")
 # For each other name the class without its task, and whether it takes scores rather than classes.
 _OF_CLASSES = {
     "balanced_accuracy": ("ConfusionMatrix", False),
@@ -46,6 +46,7 @@ _OTHER_NAMES = {
     "r2_score": "r2",
 }
 _AVERAGED = ("precision", "recall", "f1", "average_precision", "auc")
+_OF_RANKS = ("auc", "average_precision")  # their values depend on the order of the scores only
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -71,7 +72,10 @@ def check_names(names: Sequence[str]) -> None:
             "are the one or the other. Pass those of one kind, or two callbacks with their own `predictions` and "
             "`targets`."
         )
-    others = [name for name in names if name not in MEANS]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"The metric {twice[0]!r} is there twice: leave one out.")
+    others = [name for name in names if name not in _COMPUTED_HERE]
     if others and importlib.util.find_spec("torchmetrics") is None:
         require("torchmetrics", needed_by=f"The metric {others[0]!r}")
 
@@ -100,50 +104,71 @@ class NamedMetrics:
         if "top_5_accuracy" in names and (task.kind != "multiclass" or task.classes < 5):
             wrong.append("top_5_accuracy")
         if wrong:
-            possible = NUMBER_NAMES if task.kind == "regression" else CLASS_NAMES
+            possible = (
+                NUMBER_NAMES if task.kind == "regression" else [each for each in CLASS_NAMES if each not in wrong]
+            )
             remedy = "Pass scores for each class" if task.scores == "classes" else f"There are {', '.join(possible)}"
             raise HookOutputError(
                 f"The task is {task.words}, of which there is no {', '.join(dict.fromkeys(wrong))}. {remedy}, or say "
                 "what outputs and targets are: `task`, `predictions` and `targets` of MetricsCallback."
             )
-        of_torchmetrics = [name for name in names if name not in MEANS]
+        of_torchmetrics = [name for name in names if name not in _COMPUTED_HERE]
+        self._average = asked.average
         self.metrics = {name: _metric_of_torchmetrics(name, task, asked).to(device) for name in of_torchmetrics}
-        self._sums = torch.zeros(len(self._names), 2, dtype=widest_float(device), device=device)
-        # Whether a score of the pass was outside of [0, 1], and a target no 0 or 1.
-        self._seen = torch.zeros(2, dtype=torch.bool, device=device)
+        self._numbers = Numbers()
+        # Right answers, and answers that count.
+        self._sums = torch.zeros(2, dtype=torch.int64, device=device)
+        # How often each class, or label, is the target, and how often something else might have been.
+        self._support = torch.zeros(2, max(2, task.classes), dtype=torch.int64, device=device)
+        # Whether a score of the pass was outside of [0, 1]; a target no 0 or 1; a target no number of a class.
+        self._seen = torch.zeros(3, dtype=torch.bool, device=device)
 
     @torch.no_grad()
     def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Add a batch. Does not wait for the device, unless a metric of torchmetrics does."""
         task = self._task
+        if task.kind == "regression":
+            self._numbers.add(*task.compared(outputs, targets))
+            return
         if task.scores == "unsure":
             self._seen[0] |= ((outputs < 0) | (outputs > 1)).any()
             if targets.is_floating_point():
-                self._seen[1] |= ((targets != 0) & (targets != 1)).any()
+                self._seen[1] |= ((targets != 0) & (targets != 1) & (targets != task.ignored)).any()
         scores, targets = task.compared(outputs, targets)
-        if task.kind == "regression":
-            self._add_numbers(scores, targets)
-            return
         counts = targets != task.ignored
         classes = self._classes_of(scores)
-        if "accuracy" in self._names:
-            self._add("accuracy", ((classes == targets) & counts).sum(), counts.sum())
+        if task.scores != "classes" or task.kind == "binary":
+            known = 2 if task.kind != "multiclass" else task.classes
+            is_known = (targets >= 0) & (targets < known)
+            self._seen[2] |= (counts & ~is_known).any()
+            targets = torch.where(is_known | ~counts, targets, 0)  # it is an error at the end of the pass
+            if any(name in _OF_RANKS for name in self._names):
+                self._note_support(targets, counts)
+        self._sums += torch.stack([((classes == targets) & counts).sum(), counts.sum()])
         for name, metric in self.metrics.items():
-            metric.update(self._ranked(scores) if _OF_CLASSES[name][1] else classes, targets)
+            if name in _OF_RANKS:
+                metric.update(*self._for_ranks(self._ranked(scores), targets))
+            else:
+                metric.update(self._ranked(scores) if _OF_CLASSES[name][1] else classes, targets)
 
-    def _add_numbers(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        wide = widest_float(self._device)
-        differences = outputs.to(wide) - targets.to(wide)
-        for name in self._names:
-            if name in MEANS:
-                errors = differences.abs() if name == "mae" else differences.square()
-                self._add(name, errors.sum(), torch.tensor(errors.numel()))
-        for metric in self.metrics.values():
-            rows = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
-            metric.update(*(each.to(wide).squeeze(1) for each in rows))
+    def _note_support(self, targets: torch.Tensor, counts: torch.Tensor) -> None:
+        if self._task.kind == "labels":
+            self._support += torch.stack([((targets == 1) & counts).sum(0), counts.sum(0)])
+        else:
+            self._support[0].scatter_add_(0, torch.where(counts, targets, 0), counts.long())
+            self._support[1] += counts.sum()
 
-    def _add(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
-        self._sums[self._names.index(name)] += torch.stack([total, count.to(total.device)]).to(self._sums.dtype)
+    def _for_ranks(self, ranked: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores and targets, in the form that the metric of `auc` or `average_precision` takes."""
+        ignored = self._task.ignored
+        if self._task.kind == "binary" and self._average is not None:
+            ranked = torch.stack([1 - ranked, ranked], 1)
+        if self._average == "micro":
+            if targets.ndim == 1:
+                each = torch.arange(ranked.shape[1], device=targets.device)
+                targets = torch.where(targets[:, None] == ignored, ignored, (targets[:, None] == each).long())
+            return ranked.reshape(-1), targets.reshape(-1)
+        return ranked, targets
 
     def _classes_of(self, scores: torch.Tensor) -> torch.Tensor:
         task = self._task
@@ -171,36 +196,76 @@ class NamedMetrics:
         return 0.5 + 0.5 * scores / (1 + scores.abs())
 
     def state(self) -> dict[str, Any]:
-        """What is known of the means so far, in host memory."""
-        return {"sums": self._sums.cpu(), "seen": self._seen.cpu()}
+        """What is known of the pass so far, in host memory."""
+        known = {"sums": self._sums, "support": self._support, "seen": self._seen}
+        return {**{name: each.cpu() for name, each in known.items()}, "numbers": self._numbers.state()}
 
     def add_state(self, state: Mapping[str, Any]) -> None:
         """Add what another process, or an earlier one, knows."""
         self._sums += state["sums"].to(self._sums)
+        self._support += state["support"].to(self._support)
         self._seen |= state["seen"].to(self._seen)
+        self._numbers.merge(state["numbers"], self._device)
 
     def values(self) -> dict[str, Any]:
-        """The values of all names.
+        """The values of all names; NaN if nothing counts.
 
         Raises:
             HookOutputError: if the whole pass leaves open what its scores or targets are.
         """
+        if self._task.kind == "regression":
+            values = self._numbers.values()
+            return {name: values[name] for name in self._names}
         self._refuse_two_readings()
-        found: dict[str, Any] = {}
-        for name, (total, count) in zip(self._names, self._sums.tolist(), strict=True):
-            if name in MEANS:
-                mean = total / count if count else math.nan
-                found[name] = mean**0.5 if name == "rmse" else mean
+        right, counting = self._sums.tolist()
+        found: dict[str, Any] = dict.fromkeys(self._names, math.nan)
+        if not counting:
+            return found
+        for name in self._names:
+            if name == "accuracy":
+                found[name] = right / counting
             else:
                 value = self.metrics[name].compute()
-                found[name] = _OF_CONFUSION[name](value) if name in _OF_CONFUSION else value
+                found[name] = self._averaged(name, value) if name in _OF_RANKS else value
+                if name in _OF_CONFUSION:
+                    found[name] = _OF_CONFUSION[name](value)
         return found
 
+    def _averaged(self, name: str, values: torch.Tensor) -> float:
+        """One value of those of the classes, as scikit-learn defines it.
+
+        Where a class is missing among the targets, or is the only one, its area is not defined, and so is the mean. The
+        average precision of a missing class is 0. Weighted means leave missing classes out.
+        """
+        support, counting = (each.double().cpu() for each in self._support)
+        if values.ndim == 0:  # of all classes together, or of the class 1
+            is_micro = self._average == "micro"
+            positives, rows = (each.sum() if is_micro else each[1] for each in (support, counting))
+            if name == "auc" and positives in (0, rows):
+                return math.nan
+            return float(values) if positives else 0.0
+        values = values.double().cpu()
+        if name == "auc":
+            values = torch.where((support == 0) | (support == counting), math.nan, values)
+        else:
+            values = torch.where(support == 0, 0.0, values)
+        if self._average != "weighted":
+            return float(values.mean())
+        there = support > 0
+        return float((values[there] * support[there]).sum() / support.sum())
+
     def _refuse_two_readings(self) -> None:
+        is_outside, has_fractions, has_others = self._seen.tolist()
+        if has_others:
+            numbers = "0 and 1" if self._task.kind != "multiclass" else f"0 to {self._task.classes - 1}"
+            raise HookOutputError(
+                f"The task is {self._task.words}, whose targets are {numbers}, or {self._task.ignored}, which does not "
+                "count; but there were others. Convert them, for example by `targets` of MetricsCallback, or say by "
+                "`ignore_index` which one does not count."
+            )
         if self._task.scores != "unsure":
             return
-        is_outside, has_fractions = self._seen.tolist()
-        of_ranks = {name for name in self._names if name in ("auc", "average_precision")}
+        of_ranks = {name for name in self._names if name in _OF_RANKS}
         by_threshold = self._task.kind != "multiclass" and self._task.classes != 2 and len(of_ranks) < len(self._names)
         if not is_outside and (by_threshold or (self._task.kind == "multiclass" and of_ranks)):
             raise HookOutputError(
@@ -218,23 +283,89 @@ class NamedMetrics:
 
 def _metric_of_torchmetrics(name: str, task: Task, asked: Asked) -> Any:
     torchmetrics = require("torchmetrics", needed_by=f"The metric {name!r}")
-    if task.kind == "regression":
-        return torchmetrics.R2Score().set_dtype(torch.float64)
     kind, _ = _OF_CLASSES[name]
     prefixes = {"binary": "Binary", "multiclass": "Multiclass", "labels": "Multilabel"}
     arguments: dict[str, Any] = {"ignore_index": task.ignored, "validate_args": False}
     is_averaged = name in _AVERAGED and asked.average is not None
     prefix = prefixes[task.kind]
-    if prefix == "Binary" and is_averaged and name != "auc":
+    if name in _OF_RANKS and asked.average == "micro":
+        prefix = "Binary"
+    elif prefix == "Binary" and is_averaged:
         prefix, arguments["num_classes"] = "Multiclass", 2
     elif prefix != "Binary":
         arguments["num_classes" if prefix == "Multiclass" else "num_labels"] = task.classes
     if name in _AVERAGED and prefix != "Binary":
-        arguments["average"] = asked.average or "macro"
+        arguments["average"] = "none" if name in _OF_RANKS else asked.average or "macro"
     if name == "top_5_accuracy":
         arguments |= {"top_k": 5, "average": "micro"}
     metric: Any = getattr(torchmetrics.classification, prefix + kind)(**arguments)
     return metric
+
+
+class Numbers:
+    """Errors of numbers over one pass, and the spread of their targets, for each column, in double precision.
+
+    The spread is merged by the formula of Chan, Golub and LeVeque (1979): the difference of two large sums would lose
+    the digits of targets that are far from 0.
+
+    Attributes:
+        rows: how many.
+        columns: sums of absolute errors, of squared errors, means of the targets, and sums of their squared distances
+            from the mean: [4, columns]; None before a batch.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.columns: torch.Tensor | None = None
+
+    def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Add the rows of a batch, of which all dimensions but the first are columns."""
+        wide = widest_float(outputs.device)
+        predicted, truth = (each.reshape(len(outputs), -1).to(wide) for each in (outputs, targets))
+        errors, mean = predicted - truth, truth.mean(0)
+        self.merge(
+            {
+                "rows": len(outputs),
+                "columns": torch.stack(
+                    [errors.abs().sum(0), errors.square().sum(0), mean, (truth - mean).square().sum(0)]
+                ),
+            },
+            outputs.device,
+        )
+
+    def merge(self, other: Mapping[str, Any], device: torch.device) -> None:
+        """Add what `state` of another one returned."""
+        rows, columns = other["rows"], other["columns"]
+        if columns is None:
+            return
+        columns = columns.to(device)
+        if self.columns is None:
+            self.rows, self.columns = rows, columns.clone()
+            return
+        together = self.rows + rows
+        distance = columns[2] - self.columns[2]
+        spread = distance.square() * (self.rows * rows / together)
+        mean = self.columns[2] + distance * (rows / together)
+        self.columns = torch.stack([*(self.columns + columns)[:2], mean, self.columns[3] + columns[3] + spread])
+        self.rows = together
+
+    def state(self) -> dict[str, Any]:
+        """What is known so far, in host memory."""
+        return {"rows": self.rows, "columns": None if self.columns is None else self.columns.cpu()}
+
+    def values(self) -> dict[str, float]:
+        """Means over the columns, as in scikit-learn; NaN without rows, and r2 also for a single one."""
+        if self.columns is None:
+            return dict.fromkeys(NUMBER_NAMES, math.nan)
+        absolute, squares, _, spread = self.columns.double().cpu()
+        # Where all targets are equal, scikit-learn takes 1 for no error, and 0 else.
+        share = torch.where(spread > 0, 1 - squares / spread, (squares == 0).double())
+        return {
+            "mae": float(absolute.mean() / self.rows),
+            "mse": float(squares.mean() / self.rows),
+            "rmse": float((squares / self.rows).sqrt().mean()),
+            "r2": float(share.mean()) if self.rows > 1 else math.nan,
+        }
 
 
 def balanced(confusion: torch.Tensor) -> torch.Tensor:
@@ -251,14 +382,16 @@ def balanced(confusion: torch.Tensor) -> torch.Tensor:
 
 
 def correlation(confusion: torch.Tensor) -> torch.Tensor:
-    """Matthews' correlation coefficient, by Gorodkin (2004) for any number of classes; over all labels together.
+    """Matthews' correlation coefficient, by Gorodkin (2004) for any number of classes; of labels, the mean over them.
 
     0 if all of one side are of one class, as in scikit-learn.
 
     Args:
         confusion: as in `balanced`.
     """
-    rows = confusion.double().reshape(-1, *confusion.shape[-2:]).sum(0)
+    if confusion.ndim == 3:
+        return torch.stack([correlation(each) for each in confusion]).mean()
+    rows = confusion.double()
     total, truth, found = rows.sum(), rows.sum(1), rows.sum(0)
     covariance = rows.trace() * total - truth @ found
     spread = (total**2 - truth @ truth).sqrt() * (total**2 - found @ found).sqrt()

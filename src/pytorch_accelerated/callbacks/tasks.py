@@ -102,7 +102,7 @@ class Task:
             first, second = outputs.select(self.dim, 0), outputs.select(self.dim, 1)
             outputs = second if self.scores == "probabilities" else second - first
         if targets.is_floating_point():
-            targets = targets > 0.5
+            targets = torch.where(targets == self.ignored, self.ignored, (targets > 0.5).long())
         if self.kind == "labels":
             assert self.dim is not None
             rows = [each.movedim(self.dim, -1).reshape(-1, self.classes) for each in (outputs, targets)]
@@ -216,7 +216,9 @@ def _readings(kind: str | None, outputs: torch.Tensor, targets: torch.Tensor) ->
         if kind is None and targets.is_floating_point():
             readings.append(_of_classes(outputs, 1))
         return readings
-    return [Task("binary"), Task("labels", width, 1)]
+    # Maps have their labels first; of sequences, they may be last.
+    last = [Task("labels", outputs.shape[2], 2)] if outputs.ndim == 3 else []
+    return [Task("binary"), Task("labels", width, 1), *last]
 
 
 def _of_classes(outputs: torch.Tensor, dim: int) -> Task:
@@ -249,9 +251,10 @@ def _of_class_numbers(outputs: torch.Tensor, targets: torch.Tensor, asked: Asked
 
 def _how_to_ask(reading: Task, readings: list[Task]) -> str:
     others = [each for each in readings if each is not reading]
-    if any(each.kind == reading.kind for each in others):
-        return f"classes_dim={reading.dim}"
-    return f"task={reading.kind!r}"
+    if not any(each.kind == reading.kind for each in others):
+        return f"task={reading.kind!r}"
+    of_others = "" if all(each.kind == reading.kind for each in others) else f"task={reading.kind!r}, "
+    return f"{of_others}classes_dim={reading.dim}"
 
 
 def _no_task(outputs: Any, targets: Any, *reasons: str) -> HookOutputError:
