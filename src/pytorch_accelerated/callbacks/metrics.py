@@ -19,6 +19,7 @@ from pytorch_accelerated.facts.trees import map_leaves, would_broadcast
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions
 from pytorch_accelerated.ranks.compat.extras import function_of_scorer, reductions_of, set_update_count
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
 from pytorch_accelerated.states.matching import require_kinds
 
@@ -55,11 +56,12 @@ class MetricsCallback(TrainerCallback):
     first are also recorded under these names. Put this callback before the callbacks that log.
 
     **Names** are accuracy, balanced_accuracy, precision, recall, f1, auc, average_precision, mcc and top_5_accuracy of
-    classes, and mae, mse, rmse and r2 of numbers. accuracy, mae, mse and rmse are exact means over all that counts; the
-    others need torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they leave
-    two readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes: logits or
+    classes, and mae, mse, rmse and r2 of numbers. Accuracy and those of numbers are computed here; the others need
+    torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they leave two
+    readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes: logits or
     probabilities. Of two classes, precision, recall, f1 and average_precision are those of the class 1; of more, means
-    over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not count.
+    over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not count. Of a causal
+    language model of transformers with its own loss, the scores at a token are compared with the next one.
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
@@ -79,10 +81,11 @@ class MetricsCallback(TrainerCallback):
     a logit is outside [0, 1], so pass probabilities.
 
     Args:
-        metrics: names; or functions and metrics by name; or a metric of torchmetrics, a sequence of them, also among
-            names, or a `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its
-            compute groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose
-            states happen to be equal after the first batch.
+        metrics: names, or a dict that records them under others, such as ``{"digit_accuracy": "accuracy"}``; or
+            functions and metrics by name; or a metric of torchmetrics, a sequence of them, also among names, or a
+            `MetricCollection`, named by their classes. Metrics are copied. A `MetricCollection` keeps its compute
+            groups. Otherwise, each metric is updated by itself, because torchmetrics would group metrics whose states
+            happen to be equal after the first batch.
         during_training: whether to compute metrics of torchmetrics, also those by name, in training.
         during_evaluation: whether to compute metrics in evaluations.
         predictions: how predictions come out of the model's outputs. None: the outputs, or the entry "logits" of a
@@ -118,7 +121,8 @@ class MetricsCallback(TrainerCallback):
         """Names of the metrics that it records; None for functions and objects, which may return dicts."""
         if self._functions or self.metrics is not None:
             return None
-        return [f"{prefix}_{name}" for prefix in ("train", "eval", "intermediate_eval") for name in self._names]
+        names = [self._recorded.get(name, name) for name in self._names]
+        return [f"{prefix}_{name}" for prefix in ("train", "eval", "intermediate_eval") for name in names]
 
     def __init__(
         self,
@@ -135,6 +139,8 @@ class MetricsCallback(TrainerCallback):
         average: str | None = None,
     ) -> None:
         self._names, others = _names_in(metrics)
+        # By metric, the name under which it is recorded.
+        self._recorded = {} if others is not None else _other_names(metrics)
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self._asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
@@ -167,7 +173,8 @@ class MetricsCallback(TrainerCallback):
         """The class; with `predictions`, `targets` or functions alone also the names: a run may have several."""
         if self.predictions is None and self.targets is None and (self._names or self.metrics is not None):
             return type(self).__name__
-        names = [*self._names, *self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
+        own = [self._recorded.get(name, name) for name in self._names]
+        names = [*own, *self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -263,17 +270,46 @@ class MetricsCallback(TrainerCallback):
         self._restored = {other: each for other, each in self._restored.items() if other != key}
 
     def _update(self, trainer: Trainer, purpose: str, predictions: Any, targets: Any) -> None:
+        pair = (predictions, targets)
+        if self._names and self._predicts_next(trainer, *pair):
+            pair = (predictions[:, :-1], targets[:, 1:])
         if self._names and self._task is None:
-            is_own = type(self).get_predictions_and_targets is not MetricsCallback.get_predictions_and_targets
-            loss_func = None if is_own or callable(self.predictions) else trainer.loss_func  # it gets something else
+            loss_func = None if self._chooses or callable(self.predictions) else trainer.loss_func  # it gets others
             numbers = self._names[0] in NUMBER_NAMES
-            self._begin(trainer, kind_of_task(loss_func, predictions, targets, self._asked, numbers=numbers))
+            self._begin(trainer, kind_of_task(loss_func, *pair, self._asked, numbers=numbers))
         self._prepare(trainer, purpose)
         key = self._key_of(trainer, purpose)
         if key in self._collections:
             self._collections[key].update(predictions, targets)
         if key in self._named:
-            self._named[key].update(predictions, targets)
+            self._named[key].update(*pair)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether a subclass chooses predictions and targets."""
+        return type(self).get_predictions_and_targets is not MetricsCallback.get_predictions_and_targets
+
+    def _predicts_next(self, trainer: Trainer, predictions: Any, targets: Any) -> bool:
+        """Whether the loss of the model compares the scores at a place with the label at the next one.
+
+        Raises:
+            HookOutputError: if nothing tells.
+        """
+        are_tensors = isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor)
+        are_tokens = are_tensors and predictions.ndim == 3 and predictions.shape[:2] == targets.shape
+        if not are_tokens or trainer.loss_func is not None or self.targets is not None or self._chooses:
+            return False
+        # Models of transformers say it. Without a word, their default loss is about the next label, but not every model
+        # uses it.
+        kind = getattr(bare_model(trainer.model), "loss_type", None)
+        if kind not in ("ForCausalLM", "ForMaskedLM", "ForTokenClassification"):
+            raise HookOutputError(
+                "The model has a loss of its own, and scores for each place of a sequence: whether these are for the "
+                "label at the same place, or at the next one, cannot be told. Say it to MetricsCallback: "
+                '`targets="labels"`, or for the next one `predictions=lambda outputs: outputs["logits"][:, :-1]` and '
+                '`targets=lambda batch: batch["labels"][:, 1:]`.'
+            )
+        return bool(kind == "ForCausalLM")
 
     def _prepare(self, trainer: Trainer, purpose: str) -> None:
         """Make the metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""
@@ -304,6 +340,15 @@ class MetricsCallback(TrainerCallback):
 
     def _key_of(self, trainer: Trainer, purpose: str) -> str:
         return trainer.run_history.metric_name_prefix + purpose
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Forget the task of an earlier run, which may have had other data, unless this one is resumed."""
+        if trainer.run_state.updates == 0:
+            self._task, self._is_agreed = None, False
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Forget the task of an earlier run, which may have had other data."""
+        self._task, self._is_agreed = None, False
 
     def _begin(self, trainer: Trainer, task: Task) -> None:
         self._task = task
@@ -337,7 +382,7 @@ class MetricsCallback(TrainerCallback):
                 states = ranks.exchange(self._state_of(key)[_NAMED])
                 named = NamedMetrics(self._names, self._task, self._asked, trainer.device)  # type: ignore[arg-type]
                 _add_states(named, states)
-            values = named.values()
+            values = {self._recorded.get(name, name): value for name, value in named.values().items()}
         if key in self._collections:
             collection = self._collections[key]
             if ranks.count > 1:
@@ -354,13 +399,24 @@ class MetricsCallback(TrainerCallback):
 
 
 def _names_in(metrics: Any) -> tuple[list[str], Any]:
-    """The names among `metrics`, and the rest, or None."""
+    """The names of metrics among `metrics`, and the rest, or None."""
     given = [metrics] if isinstance(metrics, str) else metrics
+    if isinstance(given, Mapping) and given and all(isinstance(each, str) for each in given.values()):
+        given = list(given.values())
     if not isinstance(given, (list, tuple)):
         return [], metrics
+    if any(isinstance(each, TrainerCallback) for each in given):
+        raise ArgumentTypeError(
+            "A callback is among the metrics. Pass it in `callbacks`, and its metrics by name, or as objects, here."
+        )
     names = [each for each in given if isinstance(each, str)]
     check_names(names)
     return names, ([each for each in given if not isinstance(each, str)] or None) if names else metrics
+
+
+def _other_names(metrics: Any) -> dict[str, str]:
+    """By metric, the name that a dict such as ``{"digit_accuracy": "accuracy"}`` gives it."""
+    return {metric: name for name, metric in metrics.items()} if isinstance(metrics, Mapping) else {}
 
 
 def _as_modules(metrics: Mapping[str, Metric]) -> Any:

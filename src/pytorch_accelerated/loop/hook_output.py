@@ -39,7 +39,8 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
         name = "batch_size" if count is None else "num_items_in_batch"
         shown = size if type(size) is int else _described(size)
         raise HookOutputError(
-            f"`{hook}` returned {shown} as {name!r}: return the number of items that the loss is the mean of."
+            f"`{hook}` returned {shown} as {name!r}: return the number of items that the loss is the mean of. A batch "
+            "without rows has no mean: where a `collate_fn` leaves out rows, leave out such batches, too."
         )
     return loss, size
 
