@@ -686,7 +686,7 @@ class Trainer(TrainerHooks):
         """Write the states of optimizer and schedule to a folder. Must be called by all ranks; the first one writes."""
         if output_dir is None:
             return
-        parts = states.states_of_optimizer(self._engine, self.model)
+        parts = self._engine.states.of_optimizer()
         if self.args.should_save:
             saving.save_states(Path(output_dir), parts)
         if self._staged is not None:

@@ -9,7 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
 )
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState, is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints, warn
-from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.loop.states import States
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
@@ -48,9 +47,6 @@ from pytorch_accelerated.states.state_folder import part_names, read_state, writ
 from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.states.verify import read_manifest
 from pytorch_accelerated.states.weights import check_model_finite
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.engine.engine import Engine
 
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
@@ -91,8 +87,8 @@ class CheckpointStates(States):
                 face._load_from_checkpoint(str(state))
         else:
             load_weights = functools.partial(face._load_from_checkpoint, str(state))
-            take_over_foreign(context.trainer, state, saved.global_step, load_weights)
-        restore_state(face.state, saved, face.args, context.ranks, state)
+            self._resume_foreign(state, saved.global_step, load_weights)
+        self._restore_progress(saved, state)
         face._load_callback_state()
         face._load_optimizer_and_scheduler(str(state))
         if face.args.ignore_data_skip:
@@ -100,6 +96,78 @@ class CheckpointStates(States):
         if context.state.is_evaluation_due:
             face.control.should_save = face.args.save_strategy != SaveStrategy.NO
         context.losses.reset()  # the next log is about the steps of this call
+
+    def _restore_progress(self, saved: TrainerState, folder: Path) -> None:
+        """Restore counts, log history and best model of a checkpoint. What follows from arguments may differ."""
+        state, args, ranks = self.context.holder.state, self.context.holder.args, self.context.ranks
+        for name in _KEPT:
+            setattr(state, name, getattr(saved, name))
+        best = state.best_model_checkpoint
+        if best is not None and not ranks.from_first(Path(best).is_dir()):  # the folder may have moved
+            best = state.best_model_checkpoint = str(folder.with_name(Path(best).name))
+        if best is not None and not ranks.from_first(Path(best).is_dir()):
+            warn_user(
+                ranks,
+                f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
+                "model restarts.",
+            )
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+        if args.restore_callback_states_from_checkpoint:
+            state.stateful_callbacks = saved.stateful_callbacks
+        else:
+            states = saved.stateful_callbacks
+            state.stateful_callbacks.update({name: states[name] for name in _RECORDS if name in states})
+
+    def _resume_foreign(self, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:
+        """Resume from a folder without native parts, as far as its files allow.
+
+        The position in the data is computed from updates of this run. All files are read before anything is changed.
+
+        Raises:
+            InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
+        """
+        context = self.context
+        paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
+        optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
+        generators = read_generator_states(folder / _rng_state_name(context.ranks.index, context.ranks))
+        states = checked_states([(context.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
+        states += checked_states([(context.scheduler, scheduler), (context.accelerator.scaler, scaler)], source=folder)
+        load_states(states, load_weights, context.optimizer, source=folder)
+        if generators is not None:
+            restore_generator_states(generators)
+        missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
+        if missing:
+            warn_user(
+                context.ranks,
+                f"{folder} has no {' and no '.join(missing)}: the run resumes with the weights, but with a new "
+                "optimizer state. Save without `save_only_model` to resume exactly.",
+            )
+        context.state = self._position(updates)
+
+    def _position(self, updates: int) -> RunState:
+        """The position after so many updates of this run's size."""
+        per_epoch = self.context.loaders.train.num_updates
+        per_update = self.context.config.train_total_batch_size or 1
+        epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
+        if not rest and updates:
+            return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
+        batches = rest * (self.context.settings.gradient_accumulation_steps or 1)
+        return RunState(
+            epochs=epochs,
+            updates=updates,
+            updates_in_epoch=rest,
+            batches_in_epoch=batches,
+            samples_in_epoch=rest * per_update,
+        )
+
+    def of_optimizer(self) -> dict[str, Any]:
+        """The states of optimizer and schedule, by file name."""
+        context = self.context
+        # Each rank writes its shard of a sharded optimizer with the native state.
+        optimizer = None if has_shards(context.holder.model) else without_callables(context.optimizer.state_dict())
+        scheduler = None if context.scheduler is None else context.scheduler.state_dict()
+        states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
+        return {name: dict(state) for name, state in states.items() if state is not None}
 
     def load_best(self, best: Path) -> None:
         """Load the weights of the best checkpoint, at the end of a training."""
@@ -242,29 +310,6 @@ def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | Non
     return ranks.do_on_first(find)
 
 
-def restore_state(
-    state: TrainerState, saved: TrainerState, args: TrainingArguments, ranks: Ranks, folder: Path
-) -> None:
-    """Restore counts, log history and best model of the checkpoint `folder`. What follows from arguments may differ."""
-    for name in _KEPT:
-        setattr(state, name, getattr(saved, name))
-    best = state.best_model_checkpoint
-    if best is not None and not ranks.from_first(Path(best).is_dir()):  # the folder may have moved
-        best = state.best_model_checkpoint = str(folder.with_name(Path(best).name))
-    if best is not None and not ranks.from_first(Path(best).is_dir()):
-        warn_user(
-            ranks,
-            f"The best checkpoint so far, {best} ({state.best_metric}), no longer exists. The search for the best "
-            "model restarts.",
-        )
-        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-    if args.restore_callback_states_from_checkpoint:
-        state.stateful_callbacks = saved.stateful_callbacks
-    else:
-        states = saved.stateful_callbacks
-        state.stateful_callbacks.update({name: states[name] for name in _RECORDS if name in states})
-
-
 def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:
     """Replace callbacks, those of a class in order, by new ones made from `states`. Returns the control among these."""
     left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
@@ -282,66 +327,14 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
     return TrainerControl.from_state(controls[0]) if controls else None
 
 
-def states_of_optimizer(engine: Engine, model: Any) -> dict[str, Any]:
-    """The states of optimizer and schedule, by file name. All ranks must call it."""
-    # Each rank writes its shard of a sharded optimizer with the native state.
-    optimizer = None if has_shards(model) else without_callables(engine.optimizer.state_dict())
-    scheduler = None if engine.scheduler is None else engine.scheduler.state_dict()
-    states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
-    return {name: dict(state) for name, state in states.items() if state is not None}
-
-
 def generators_of_all(ranks: Ranks) -> dict[str, Any]:
     """The states of all ranks' random generators, by file name. All ranks must call it."""
     generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
     return {_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)}
 
 
-def take_over_foreign(engine: Engine, folder: Path, updates: int, load_weights: Callable[[], None]) -> None:
-    """Resume from a folder without native parts, as far as its files allow. All ranks must call it.
-
-    The position in the data is computed from updates of this run. All files are read before anything is changed.
-
-    Raises:
-        InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
-    """
-    paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
-    optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
-    generators = read_generator_states(folder / _rng_state_name(engine.ranks.index, engine.ranks))
-    states = checked_states([(engine.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
-    states += checked_states([(engine.scheduler, scheduler), (engine.accelerator.scaler, scaler)], source=folder)
-    load_states(states, load_weights, engine.optimizer, source=folder)
-    if generators is not None:
-        restore_generator_states(generators)
-    missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
-    if missing:
-        warn_user(
-            engine.ranks,
-            f"{folder} has no {' and no '.join(missing)}: the run resumes with the weights, but with a new "
-            "optimizer state. Save without `save_only_model` to resume exactly.",
-        )
-    engine.run_state = _position(engine, updates)
-
-
 def _rng_state_name(rank: int, ranks: Ranks) -> str:
     return f"rng_state_{rank}.pth" if ranks.count > 1 else "rng_state.pth"
-
-
-def _position(engine: Engine, updates: int) -> RunState:
-    """The position after so many updates of this run's size."""
-    per_epoch = engine.run_context.loaders.train.num_updates
-    per_update = engine.run_config.train_total_batch_size or 1
-    epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
-    if not rest and updates:
-        return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
-    batches = rest * (engine.run_context.settings.gradient_accumulation_steps or 1)
-    return RunState(
-        epochs=epochs,
-        updates=updates,
-        updates_in_epoch=rest,
-        batches_in_epoch=batches,
-        samples_in_epoch=rest * per_update,
-    )
 
 
 def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
