@@ -95,11 +95,12 @@ class TrainingArguments(Arguments):
 
         The Trainer checks again, because arguments may change before it is made.
         """
-        if vars(self).get("_checked") != repr({**vars(self), "_checked": ""}):
+        # A hash, because the values may hold a token, which must not be in a second place.
+        if vars(self).get("_checked") != hash(repr({**vars(self), "_checked": 0})):
             read_values(self)
             check_kinds(self)
             check_values(self)
-            self._checked = repr({**vars(self), "_checked": ""})
+            self._checked = hash(repr({**vars(self), "_checked": 0}))
 
     set_training = _setter(
         "learning_rate batch_size:per_device_train_batch_size weight_decay num_epochs:num_train_epochs max_steps "
