@@ -426,13 +426,11 @@ class CallbackHandler(EventHandler):
         if any(_job(type(other)) == _job(kind) for other in self.callbacks):
             warn(
                 f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
-                f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want.",
+                f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want."
             )
         for name, hint in self._unknown_events(callback, cutoff=0.85):
             if hint:  # names that are less alike are nobody's mistake
-                warn(
-                    f"{kind.__name__}.{name} will never be called: no event has that name.{hint}",
-                )
+                warn(f"{kind.__name__}.{name} will never be called: no event has that name.{hint}")
         return True
 
 

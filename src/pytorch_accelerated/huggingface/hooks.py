@@ -57,11 +57,7 @@ class TrainerHooks:
     # ----------------------------------------------------------------------------------------------- model and loss
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: Mapping[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of a batch, in training and in evaluation. Override it for a loss of your own.
 

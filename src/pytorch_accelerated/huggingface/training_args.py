@@ -114,7 +114,7 @@ class TrainingArguments(Arguments):
     )
     set_testing = _setter("batch_size:per_device_eval_batch_size loss_only:prediction_loss_only", do_predict=True)
     set_save = _setter(
-        "strategy:save_strategy steps:save_steps total_limit:save_total_limit on_each_node:save_on_each_node",
+        "strategy:save_strategy steps:save_steps total_limit:save_total_limit on_each_node:save_on_each_node"
     )
     set_logging = _setter(
         "strategy:logging_strategy steps:logging_steps report_to level:log_level first_step:logging_first_step "
@@ -136,17 +136,13 @@ class TrainingArguments(Arguments):
         "drop_last:dataloader_drop_last num_workers:dataloader_num_workers pin_memory:dataloader_pin_memory "
         "persistent_workers:dataloader_persistent_workers prefetch_factor:dataloader_prefetch_factor "
         "multiprocessing_context:dataloader_multiprocessing_context in_order:dataloader_in_order auto_find_batch_size "
-        "ignore_data_skip sampler_seed:data_seed",
+        "ignore_data_skip sampler_seed:data_seed"
     )
 
     @property
     def distributed_state(self) -> Any:
         """accelerate's state of this process, which has its device and its place among all processes."""
-        return process_state(
-            cpu=self.use_cpu,
-            backend=self.ddp_backend,
-            timeout=self.ddp_timeout_delta,
-        )
+        return process_state(cpu=self.use_cpu, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """The number of warmup updates in a run of `num_training_steps` updates; a share is rounded up."""

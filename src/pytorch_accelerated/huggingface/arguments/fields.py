@@ -286,9 +286,7 @@ class Arguments:
     ddp_broadcast_buffers: bool | None = argument(None, "Send buffers before each forward.")
     ddp_static_graph: bool | None = argument(None, "Whether every step uses the same parameters.")
     accelerator_config: dict[str, Any] | str | None = argument(
-        None,
-        "How accelerate would deal out batches; as JSON or a path.",
-        kind=rules.AN_ACCELERATOR_CONFIG,
+        None, "How accelerate would deal out batches; as JSON or a path.", kind=rules.AN_ACCELERATOR_CONFIG
     )
     fsdp: str | None = argument(None, "true, full_shard, shard_grad_op, auto_wrap.", kind=rules.SHARDING)
     fsdp_config: dict[str, Any] | str | None = argument(

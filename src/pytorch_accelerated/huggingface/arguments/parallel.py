@@ -41,10 +41,7 @@ def native_arguments(args: TrainingArguments) -> dict[str, Any]:
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else None
     compiling = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
     given = {name: value for name, value in compiling.items() if value is not None}
-    return {
-        "mixed_precision": precision,
-        "compile_model": args.torch_compile and (given or True),
-    }
+    return {"mixed_precision": precision, "compile_model": args.torch_compile and (given or True)}
 
 
 def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]:
@@ -91,7 +88,7 @@ def warn_about_idle_devices(args: TrainingArguments) -> None:
     if args.world_size == 1 and args.device.type != "cpu" and (count := torch.accelerator.device_count()) > 1:
         warn(
             f"This process sees {count} devices and uses one of them, {args.device}. To use all, start it with "
-            f"`torchrun --nproc-per-node {count} your_script.py`; or hide the others by CUDA_VISIBLE_DEVICES=0.",
+            f"`torchrun --nproc-per-node {count} your_script.py`; or hide the others by CUDA_VISIBLE_DEVICES=0."
         )
 
 

@@ -322,7 +322,7 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
     if missing:
         warn(
             f"The checkpoint has states of the callbacks {', '.join(missing)}, which this trainer does not have. They "
-            "are ignored.",
+            "are ignored."
         )
     return TrainerControl.from_state(controls[0]) if controls else None
 
