@@ -146,8 +146,8 @@ class CheckpointStates(States):
 
     def _position(self, updates: int) -> RunState:
         """The position after so many updates of this run's size."""
-        per_epoch = self.context.loaders.train.num_updates
-        per_update = self.context.config.train_total_batch_size or 1
+        config, per_epoch = self.context.config, self.context.loaders.train.num_updates
+        per_update = 1 if config is None else config.train_total_batch_size or 1
         epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
         if not rest and updates:
             return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
