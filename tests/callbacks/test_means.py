@@ -52,7 +52,9 @@ def test_means_are_over_samples_and_add_up_to_the_loss() -> None:
 class Kept(TwoLosses):
     """Its loss is the mean over the rows that are not marked."""
 
-    def forward(self, inputs: torch.Tensor, marks: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(  # type: ignore[override]
+        self, inputs: torch.Tensor, marks: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         return super().forward(inputs[~marks])
 
 

@@ -68,7 +68,8 @@ def test_an_ignored_target_does_not_count_whatever_its_dtype(ignored: int, kind:
     counts = torch.rand(20, 1, 4, 4, generator=GENERATOR) < 0.7
     targets = masks.masked_fill(~counts, ignored)
     truth, found = masks[counts], outputs[counts] > 0
-    for asked in ({}, {"task": "binary"}):
+    of_task: dict[str, Any] = {"task": "binary"}
+    for asked in ({}, of_task):
         values = evaluated(outputs, targets, ["accuracy", "f1"], own, ignore_index=ignored, **asked)
         assert values["eval_accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(truth, found))
         assert values["eval_f1"] == pytest.approx(sklearn.metrics.f1_score(truth, found))

@@ -24,7 +24,7 @@ DATA: dict[str, Any] = {
     "concatenated": ConcatDataset(
         [TensorDataset(INPUTS[:9], WITH_IGNORED[:9]), TensorDataset(INPUTS[9:], WITH_IGNORED[9:])]
     ),
-    "stacked": StackDataset(INPUTS, WITH_IGNORED),
+    "stacked": StackDataset(INPUTS, WITH_IGNORED),  # type: ignore[arg-type]
     "pairs": list(zip(INPUTS, WITH_IGNORED, strict=True)),
     "pairs of numbers": list(zip(INPUTS, WITH_IGNORED.tolist(), strict=True)),
 }

@@ -26,7 +26,7 @@ DATA = (INPUTS, LABELS)
 TEXTS = np.array(["cat", "dog"] * 6)
 
 
-def trainer(callbacks: Any = (), model: nn.Module | None = None, base: type[Trainer] = Trainer, **more: Any) -> Trainer:
+def trainer(callbacks: Any = (), model: nn.Module | None = None, base: type[Trainer] = Trainer, **more: Any) -> Any:
     torch.manual_seed(0)
     model = model or nn.Linear(3, 2)
     return base(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks, **more)

@@ -161,6 +161,11 @@ class View(property):
         )
 
 
+def view(path: str) -> Any:
+    """A `View`, whose type is that of what it shows."""
+    return View(path)
+
+
 def first_context(trainer: Any) -> Context:
     """The context of a new trainer. Attributes that its class defines itself, not as views, stay the trainer's own."""
     kind = OwningContext if any(_is_own(trainer, name) for name in _MAY_BE_OWN) else Context

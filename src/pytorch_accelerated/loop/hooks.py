@@ -24,7 +24,7 @@ from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
-from pytorch_accelerated.loop.context import Context, View, first_context
+from pytorch_accelerated.loop.context import Context, first_context, view
 from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.loop.starting import new_context
 from pytorch_accelerated.loop.states import States
@@ -46,20 +46,20 @@ class TrainerHooks:
 
     #: Names of events that a subclass fires itself, for `explain`, and if they resemble built-in ones.
     custom_events: tuple[str, ...] = ()
-    model = View("model")
-    optimizer = View("optimizer")
-    scheduler = View("scheduler")
-    run_history: RunHistory = View("history")
-    run_state: RunState = View("state")
-    run_config: TrainerRunConfig = View("config")
-    callback_handler: CallbackHandler = View("callbacks")
-    _accelerator: Accelerator = View("accelerator")
-    _ranks: Ranks = View("ranks")
-    _loss_tracker = View("losses")
-    _train_dataloader = View("loaders.train")
-    _eval_dataloader = View("loaders.eval")
-    _train_dl_kwargs = View("loaders.train_kwargs")
-    _eval_dl_kwargs = View("loaders.eval_kwargs")
+    model = view("model")
+    optimizer = view("optimizer")
+    scheduler = view("scheduler")
+    run_history: RunHistory = view("history")
+    run_state: RunState = view("state")
+    run_config: TrainerRunConfig = view("config")
+    callback_handler: CallbackHandler = view("callbacks")
+    _accelerator: Accelerator = view("accelerator")
+    _ranks: Ranks = view("ranks")
+    _loss_tracker = view("losses")
+    _train_dataloader = view("loaders.train")
+    _eval_dataloader = view("loaders.eval")
+    _train_dl_kwargs = view("loaders.train_kwargs")
+    _eval_dl_kwargs = view("loaders.eval_kwargs")
     seed = GivenArgument()
     mixed_precision = GivenArgument()
     compile_model = GivenArgument()

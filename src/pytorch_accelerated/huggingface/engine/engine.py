@@ -25,7 +25,7 @@ from pytorch_accelerated.huggingface.events import new_state
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput, warn_of_earlier_checkpoints
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.loop.checks import check_optimizer_of
-from pytorch_accelerated.loop.context import Context, View
+from pytorch_accelerated.loop.context import Context, view
 from pytorch_accelerated.loop.evaluation import Prediction
 from pytorch_accelerated.loop.preparing import distributed, loader_of_pass
 from pytorch_accelerated.prediction.collecting import PredictionCollector
@@ -60,9 +60,9 @@ class Engine(NativeTrainer):
         is_in_step: whether our `training_step` asks for a loss, not one of the user's own.
     """
 
-    ranks: Ranks = View("ranks")
-    accelerator: Accelerator = View("accelerator")
-    states: CheckpointStates = View("states")
+    ranks: Ranks = view("ranks")
+    accelerator: Accelerator = view("accelerator")
+    states: CheckpointStates = view("states")
     preparation_seconds = 0.0
     is_in_step = False
     _makes_optimizer = True
