@@ -138,13 +138,85 @@ def test_what_cannot_be_exported_says_why_and_leaves_the_earlier_file(tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(self.embed(tokens))[0].mean(1))
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.positions = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return (self.embed(tokens) + self.positions[: tokens.shape[1]]).mean(1)
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+@pytest.mark.parametrize("kind", [Recurrent, Positions])
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.recurrent._flat_weights")  # of torch, about its own GRU
+def test_the_sizes_that_a_file_takes_are_printed_and_in_its_facts(
+    kind: type[nn.Module], ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ending == ".onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    trainer = Trainer(kind(), None, None, callbacks=())
+    path = trainer.export(tmp_path / f"model{ending}", torch.arange(63).reshape(9, 7) % 20)
+    length = "7" if kind is Recurrent else "any up to 16"
+    assert f"{path} takes tokens (any, {length}) int64." in capsys.readouterr().out
+    assert facts_of(path)["inputs"] == [f"tokens (any, {length}) int64"]
+    trainer.export(tmp_path / "model.safetensors", torch.arange(63).reshape(9, 7) % 20)
+    assert "takes" not in capsys.readouterr().out
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs) if inputs.sum() > 0 else -self.inner(inputs)
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+def test_a_model_that_cannot_be_written_or_run_says_what_to_do(ending: str, tmp_path: Path) -> None:
+    if ending == ".onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    path = tmp_path / f"model{ending}"
+    with pytest.raises(PytorchAcceleratedError, match=r"decides by values of a tensor.*torch\.where.*\.safetensors"):
+        Trainer(Branching(), None, None, callbacks=()).export(path, INPUTS)
+    half = Trainer(nn.Linear(4, 3).bfloat16(), None, None, callbacks=())
+    if ending == ".onnx":
+        with pytest.raises(PytorchAcceleratedError, match=r"bfloat16.*`\.float\(\)`.*\.pt2"):
+            half.export(path, INPUTS.bfloat16())
+        assert list(tmp_path.iterdir()) == []
+    else:
+        half.export(path, INPUTS.bfloat16())
+        torch.testing.assert_close(outputs_of(path, inputs=INPUTS.bfloat16()), half.predict(INPUTS.bfloat16()))
+
+
 class Softmax(Trainer):
     def calculate_predict_batch_outputs(self, batch: Any) -> Any:
         return super().calculate_predict_batch_outputs(batch).softmax(1)
 
 
+class Twice(Trainer):
+    def calculate_predict_batch_outputs(self, batch: Any) -> Any:
+        return (super().calculate_predict_batch_outputs(batch) + super().calculate_predict_batch_outputs(batch)) / 2
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("kind", [Trainer, Softmax])
+@pytest.mark.parametrize("kind", [Trainer, Softmax, Twice])
 def test_the_file_has_the_model_also_of_a_run_in_bfloat16_and_says_what_it_has_not(
     kind: type[Trainer], precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,4 +225,7 @@ def test_the_file_has_the_model_also_of_a_run_in_bfloat16_and_says_what_it_has_n
     path = trainer.export(tmp_path / "model.pt2", (INPUTS, LABELS))
     with torch.no_grad():
         torch.testing.assert_close(outputs_of(path, inputs=INPUTS), model(INPUTS))
-    assert ("has the model alone" in capsys.readouterr().out) == (kind is Softmax)
+    lines = {Softmax: "makes something else of its outputs.", Twice: "calls it 2 times."}
+    printed = capsys.readouterr().out
+    assert ("has the model alone" in printed) == (kind in lines)
+    assert f"the model alone: `predict` {lines.get(kind, '')}" in printed or kind is Trainer

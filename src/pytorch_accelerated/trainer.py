@@ -374,9 +374,9 @@ class Trainer(TrainerHooks):
         all ranks; the first one writes.
 
         The inputs are those of the first batch that `predict` would make of the data. The first dimension may have any
-        size afterwards. What the file computes is compared with what the model computes in `predict`; what a
-        hook of yours does around it, such as a softmax, is not in the file, and a line says so. It says which run it
-        comes from.
+        size afterwards; a line has the sizes of the others. What the file computes is compared with what the model
+        computes in `predict`; what a hook of yours does around it, such as a softmax, is not in the file, and a line
+        says so. It says which run it comes from.
 
         Args:
             path: ``.onnx`` for ONNX, ``.pt2`` for `torch.export`, ``.safetensors`` for the weights alone. An existing
@@ -390,7 +390,7 @@ class Trainer(TrainerHooks):
 
         Raises:
             ConfigurationError: for another ending, or a model that is sharded, or that the hook does not call.
-            PytorchAcceleratedError: if the exported model computes something else.
+            PytorchAcceleratedError: if it cannot be exported, or the file computes something else.
             MissingDependencyError: if ``onnxscript`` or ``onnxruntime`` is not installed.
         """
         checks.refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")

@@ -562,7 +562,9 @@ def test_tokens_of_a_model_with_its_own_loss_are_compared_with_those_of_the_loss
     assert found["classes"]["correct"] == accuracy_score(labels[counts], predicted[counts], normalize=False)
     are_named = all(row["name"].startswith("LABEL_") for row in found["classes"]["table"])
     assert are_named == (kind == "BertForTokenClassification")
-    assert found["notes"] == ["Worst predictions are left out: a sample has many targets, such as those of its tokens."]
+    assert found["notes"] == [
+        "Worst predictions are left out: a sample has many targets, such as of its pixels or tokens."
+    ]
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])

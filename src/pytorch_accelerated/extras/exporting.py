@@ -52,11 +52,13 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
         model = copy.deepcopy(bare).cpu().eval()
     is_half = str(trainer.run_context.accelerator.mixed_precision) != "no"
     tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
-    ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer, arguments)))
+    takes = ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer)))
+    if takes:
+        trainer.print(f"{path} takes {', '.join(takes)}.")
     if len(calls) > 1 or _difference(predictions, outputs) > _TOLERANCE:
+        does = f"calls it {len(calls)} times" if len(calls) > 1 else "makes something else of its outputs"
         trainer.print(
-            f"{path} has the model alone: `predict` makes something else of its outputs, or calls it {len(calls)} "
-            "times. Do that where the file is used, or put it into the model."
+            f"{path} has the model alone: `predict` {does}. Do that where the file is used, or put it into the model."
         )
     ranks.wait()
     return path
@@ -81,13 +83,13 @@ def _on_cpu(leaf: Any) -> Any:
     return leaf.detach().cpu().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _facts(trainer: Trainer, arguments: Any) -> dict[str, Any]:
+def _facts(trainer: Trainer) -> dict[str, Any]:
     """What the file says about where it comes from."""
     history = trainer.run_history
     latest = {name: history.get_latest_metric(name) for name in history.get_metric_names()}
     return {
         "model": type(trainer.get_model()).__name__,
-        "inputs": [f"{tuple(each.shape)} {each.dtype}" for each in tensors_in(arguments)],
+        "inputs": [],
         "epoch": history.current_epoch - 1,
         "updates": history.updates_done,
         "metrics": {name: float(value) for name, value in latest.items() if isinstance(value, (int, float))},
@@ -98,8 +100,8 @@ def _facts(trainer: Trainer, arguments: Any) -> dict[str, Any]:
 
 def _publish(
     path: Path, model: nn.Module, arguments: Any, outputs: Any, tolerance: float, facts: dict[str, Any]
-) -> None:
-    """Write the files beside their places, check what they compute, and move them there."""
+) -> list[str]:
+    """Write the files beside their places, check what they compute, and move them there; returns what they take."""
     with torch.no_grad():
         exact = model(*arguments[0], **arguments[1])
     if _difference(exact, outputs) > tolerance:
@@ -109,14 +111,37 @@ def _publish(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-        run = _WRITERS[path.suffix](Path(folder) / path.name, model, arguments, json.dumps(facts))
-        if _difference(run(*arguments[0], **arguments[1]), exact) > _TOLERANCE:
+        try:
+            found = _WRITERS[path.suffix](Path(folder) / path.name, model, arguments, facts)
+        except (PytorchAcceleratedError, OSError):
+            raise
+        except Exception as error:
+            raise _cannot_be_exported(path, model, error) from error
+        if _difference(found, exact) > _TOLERANCE:
             raise PytorchAcceleratedError(
                 f"The file for {path} computes something else than the model, so nothing was written. Does its "
                 "`forward` decide by values, or change something?"
             )
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):  # the main one last
             os.replace(file, path.parent / file.name)
+    return list(facts["inputs"])
+
+
+def _cannot_be_exported(path: Path, model: nn.Module, error: Exception) -> PytorchAcceleratedError:
+    halves = {str(each.dtype).removeprefix("torch.") for each in model.parameters()} & {"bfloat16", "float16"}
+    advice = (
+        "Usually its `forward` decides by values of a tensor, as in `if x.sum() > 0`, which a file can't: use "
+        "`torch.where`, decide by shapes or settings, or export the weights alone, as .safetensors."
+    )
+    if halves and path.suffix == ".onnx":
+        advice = (
+            f"Its parameters are {', '.join(halves)}, in which ONNX Runtime computes little on the CPU: convert the "
+            "model and the data with `.float()`, or export a .pt2 file."
+        )
+    what = str(error).strip().partition("\n")[0].rstrip(".")
+    return PytorchAcceleratedError(
+        f"The model cannot be exported as {path}, and nothing was written: {type(error).__name__}: {what}. {advice}"
+    )
 
 
 def _difference(found: Any, expected: Any) -> float:
@@ -149,37 +174,53 @@ def _dynamic_shapes(arguments: Mapping[str, Any]) -> Any:
     return map_leaves(shape_of, arguments)
 
 
-def _exported(model: nn.Module, arguments: Any) -> torch.export.ExportedProgram:
+def _exported(model: nn.Module, arguments: Any, facts: dict[str, Any]) -> torch.export.ExportedProgram:
+    """The program; adds what it takes to the facts."""
     args, kwargs = arguments
     by_name = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    return torch.export.export(model, args, dict(kwargs), dynamic_shapes=_dynamic_shapes(by_name))
+    program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=_dynamic_shapes(by_name))
+    inputs = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
+    for name, tensor in ((each.name, each.meta.get("val")) for each in inputs):
+        if isinstance(tensor, torch.Tensor):
+            sizes = ", ".join(_size_in_words(size, program) for size in tensor.shape)
+            facts["inputs"].append(f"{name} ({sizes}) {str(tensor.dtype).removeprefix('torch.')}")
+    return program
 
 
-def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
+def _size_in_words(size: Any, program: torch.export.ExportedProgram) -> str:
+    if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
+        return str(size)
+    limit = str(getattr(program.range_constraints.get(size.node.expr), "upper", None))
+    return f"any up to {limit}" if limit.isdigit() else "any"
+
+
+def _write_onnx(path: Path, model: nn.Module, arguments: Any, facts: dict[str, Any]) -> Any:
     require("onnxscript", needed_by="An export to ONNX")
     require("onnxruntime", needed_by="An export to ONNX")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own parts
-        program = torch.onnx.export(_exported(model, arguments), dynamo=True, verbose=False)
+        program = torch.onnx.export(_exported(model, arguments, facts), dynamo=True, verbose=False)
     assert program is not None
-    program.model.metadata_props[_KEY] = facts
+    program.model.metadata_props[_KEY] = json.dumps(facts)
     program.save(path)
-    return program
+    return program(*arguments[0], **arguments[1])
 
 
-def _write_program(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
-    torch.export.save(_exported(model, arguments), path, extra_files={f"{_KEY}.json": facts})
-    return torch.export.load(path).module()
+def _write_program(path: Path, model: nn.Module, arguments: Any, facts: dict[str, Any]) -> Any:
+    program = _exported(model, arguments, facts)
+    torch.export.save(program, path, extra_files={f"{_KEY}.json": json.dumps(facts)})
+    return torch.export.load(path).module()(*arguments[0], **arguments[1])
 
 
-def _write_weights(path: Path, model: nn.Module, arguments: Any, facts: str) -> Callable[..., Any]:
+def _write_weights(path: Path, model: nn.Module, arguments: Any, facts: dict[str, Any]) -> Any:
     files = require("safetensors.torch", needed_by="An export to safetensors")
-    files.save_model(model, str(path), metadata={_KEY: facts})
+    files.save_model(model, str(path), metadata={_KEY: json.dumps(facts)})
     files.load_model(model, path)
-    return model
+    return model(*arguments[0], **arguments[1])
 
 
-_WRITERS: dict[str, Callable[[Path, nn.Module, Any, str], Callable[..., Any]]] = {
+# Each writes a file, and returns what the file computes for the arguments.
+_WRITERS: dict[str, Callable[[Path, nn.Module, Any, dict[str, Any]], Any]] = {
     ".onnx": _write_onnx,
     ".pt2": _write_program,
     ".safetensors": _write_weights,

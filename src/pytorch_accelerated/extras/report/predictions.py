@@ -265,7 +265,7 @@ def describe(
     if number > _MAX_CLASSES:
         notes.append(f"Classes are left out: there are {number}, and a page shows at most {_MAX_CLASSES}.")
     if has_classes and per_rank[0].num_samples and not any(each.rows for each in per_rank):
-        notes.append("Worst predictions are left out: a sample has many targets, such as those of its tokens.")
+        notes.append("Worst predictions are left out: a sample has many targets, such as of its pixels or tokens.")
     has_one_size = len({each.shape for each in counts}) == 1
     total = torch.stack(counts).sum(dim=0) if has_one_size else None
     rows = [each.rows for each in per_rank if each.rows]
