@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pytorch_accelerated.data.building import adapt_loader
+from pytorch_accelerated.data.building import distribute_loader
 from pytorch_accelerated.data.updates import RunLoader
 
 
@@ -22,6 +22,9 @@ class OneOf:
 
     def exchange(self, value: Any) -> list[Any]:
         return [value]
+
+    def from_first(self, value: Any) -> Any:
+        return value
 
     exchange_numbers = exchange
 
@@ -66,11 +69,9 @@ class SizedStream(Stream):
         return self.size
 
 
-def adapted(
-    loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, feed: Any = iter, **kwargs: Any
-) -> RunLoader:
+def adapted(loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, **kwargs: Any) -> RunLoader:
     one_of: Any = OneOf(rank, ranks)
-    return adapt_loader(loader, one_of, seed=seed, accumulation_steps=steps, feed=feed, **kwargs)
+    return distribute_loader(loader, one_of, seed=seed, accumulation_steps=steps, **kwargs)
 
 
 def numbers_in(batches: Any) -> list[list[int]]:

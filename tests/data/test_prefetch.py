@@ -13,7 +13,8 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.data.building import _tensors_in, device_feed
 from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.sampling import epoch_order
-from tests.data.loaders import adapted
+from pytorch_accelerated.data.stream_loader import StreamLoader
+from tests.data.loaders import OneOf, adapted
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.streaming import Walk
 
@@ -96,7 +97,8 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
             waiting.append(batch)
         yield from waiting
 
-    loader: Any = adapted(DataLoader(Walk(), 2), steps=steps, feed=ahead)
+    one: Any = OneOf()
+    loader = StreamLoader(DataLoader(Walk(), 2), one, seed=0, accumulation_steps=steps, feed=ahead, is_sharded=False)
     sizes = []
     for update in loader.updates():
         sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))

@@ -183,64 +183,62 @@ def check_eval_dataset(dataset: Any, *, num_passes: int | None = 1) -> None:
 
 
 def distribute_loader(
-    loader: Any, ranks: Ranks, *, seed: int, saved_seed: int | None, accumulation_steps: int, is_sharded: bool
+    loader: Any,
+    ranks: Ranks,
+    *,
+    seed: int,
+    saved_seed: int | None = None,
+    accumulation_steps: int,
+    is_sharded: bool = False,
 ) -> RunLoader:
     """This rank's part of the user's `loader`. Must be called by all ranks.
 
     Args:
-        loader: yields batches.
+        loader: a torch `DataLoader` or another iterable of batches.
         ranks: the processes.
         seed: of the order of the rows, if the loader has no seed of its own.
         saved_seed: the seed in a resumed run, whatever generators are like now.
         accumulation_steps: batches of an update.
-        is_sharded: whether the loader already yields only this rank's rows.
-    """
-    if isinstance(loader, RunLoader):
-        return loader
-    loader = given_loader(loader)
-    own_seed = ranks.from_first(drawn_seed(loader))  # on every rank, so that generators stay in step
-    seed = next(each for each in (saved_seed, own_seed, seed) if each is not None)
-    feed = device_feed(ranks.device, send_to_device)
-    adapted = adapt_loader(
-        loader, ranks, seed=seed, accumulation_steps=accumulation_steps, feed=feed, is_sharded=is_sharded
-    )
-    if ranks.count > 1:  # a comparison fetches rows for fingerprints
-        refuse_other_rows(adapted, ranks)
-    return adapted
-
-
-def adapt_loader(
-    loader: Any, ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed, is_sharded: bool = False
-) -> RunLoader:
-    """A `RunLoader` for a torch `DataLoader` or another iterable of batches.
-
-    `is_sharded` says that the data already gives each rank different samples, which is known of litdata, Ray Data,
-    MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns. For other arguments see `RunLoader`.
+        is_sharded: whether the loader already yields only this rank's rows, which is known of litdata, Ray Data,
+            MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
         ConfigurationError: for a stream that is divided for another number of ranks.
+        DataError: if the ranks have different rows.
     """
+    if isinstance(loader, RunLoader):
+        return loader
+    loader = given_loader(loader)
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
             f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
         )
+    # A loader's own generator decides, as it would without a trainer. Every rank draws, so generators stay in step.
+    own_seed = ranks.from_first(drawn_seed(loader))
+    seed = next(each for each in (saved_seed, own_seed, seed) if each is not None)
+    feed = device_feed(ranks.device, send_to_device)
     settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
     is_torch_loader = isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)
     )
     is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
     if is_torch_loader and not is_stream and loader.batch_sampler is not None:
-        return PlannedLoader(loader, ranks, **settings)
-    sources = (loader, getattr(loader, "dataset", None))
-    is_sharded = is_sharded or any(divides_itself(source, ranks.count) for source in sources)
-    if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
-        warnings.warn(
-            f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks. If it yields different "
-            "batches on each, pass `is_sharded=True` among the loader's arguments; if not, a dataset or a DataLoader.",
-            stacklevel=2,
-        )
-    return StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
+        adapted: RunLoader = PlannedLoader(loader, ranks, **settings)
+    else:
+        sources = (loader, getattr(loader, "dataset", None))
+        is_sharded = is_sharded or any(divides_itself(source, ranks.count) for source in sources)
+        if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:
+            warnings.warn(
+                f"The {type(loader).__name__} is used as it is on each of the {ranks.count} ranks. If it yields "
+                "different batches on each, pass `is_sharded=True` among the loader's arguments; if not, a dataset or "
+                "a DataLoader.",
+                stacklevel=2,
+            )
+        adapted = StreamLoader(loader, ranks, is_sharded=is_sharded, **settings)
+    if ranks.count > 1:  # a comparison fetches rows for fingerprints
+        refuse_other_rows(adapted, ranks)
+    return adapted
 
 
 def close_loader(loader: Any) -> None:

@@ -191,10 +191,11 @@ class EpochOrders:
             if callable(set_epoch):
                 set_epoch(epoch)
         if any(map(_is_distributed, parts)):
+            # Such a sampler has a part of the rows on each rank; together they are one order again.
             rows = itertools.zip_longest(*self._ranks.exchange(self._drawn(self._batch_sampler, epoch)), fillvalue=[])
             batches = list(itertools.chain.from_iterable(rows))  # as `BatchListPlan` distributes them
         else:
-            # Each rank could draw a different order.
+            # The first rank draws for all, because each could draw a different order.
             items = self._ranks.do_on_first(lambda: self._drawn(self._sampler, epoch))
             if not self._has_own_batches:
                 return EpochOrder(_as_indices(items))
@@ -204,6 +205,7 @@ class EpochOrders:
 
     def _drawn(self, sampler: Any, epoch: int) -> list[Any]:
         seed = mixed_seed("sampler", self._seed, epoch)
+        # Generators start from the seed of the epoch, so a resumed run draws the same order.
         with contextlib.ExitStack() as seeded:
             for generator in {id(own): own for own in _generators_of(sampler)}.values():
                 seeded.callback(generator.set_state, generator.get_state())

@@ -78,12 +78,14 @@ class PlannedLoader(RunLoader):
 
     def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
         order, all_windows = self.windows(start, batches_done)
+        # The same windows twice: fetching runs ahead in one of them, the loop follows in the other.
         windows, planned = itertools.tee(all_windows)
         host_batches = self._fetch(order, planned, borrows=True)
         batches = self._feed(host_batches) if count_items is None else iter(())
         weights, items = None, None
         for window in windows:
             if count_items is not None:
+                # The first weight needs the items of the last batch, so the whole update is read into host memory.
                 sizes = [cells[self._ranks.index].size for cells in window.rounds]
                 began = time.perf_counter()
                 host = list(itertools.islice(host_batches, len(sizes)))
@@ -105,9 +107,10 @@ class PlannedLoader(RunLoader):
             batch = next(batches)
             self.waiting.seconds += time.perf_counter() - began
             size = cells[ranks.index].size
+            # A batch counts by its share of the rows. DDP takes the mean over ranks, hence the factor.
             weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
             has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            samples = items if has_rows and size else size or 1
+            samples = items if has_rows and size else size or 1  # a borrowed batch has one
             yield MicroBatch(batch, samples, weight, index == last, not size, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
@@ -130,7 +133,7 @@ class PlannedLoader(RunLoader):
 
     def _fetch(self, order: EpochOrder, windows: Iterator[Window], *, borrows: bool) -> Iterator[Any]:
         """This rank's host batches, one sample in place of an empty cell if it `borrows`, else none."""
-        # Without functions of ours, which would be entered for every batch.
+        # Iterators of Python's own: a function of ours would be entered for every batch.
         rounds = itertools.chain.from_iterable(map(operator.attrgetter("rounds"), windows))
         cells: Iterator[Cell] = map(operator.itemgetter(self._ranks.index), rounds)
         if not borrows:

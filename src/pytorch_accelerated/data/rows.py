@@ -183,7 +183,7 @@ class RowBatches(Dataset[Any]):
         return with_seed(request.key, self._fetch, request.indices)
 
     def _fetch(self, indices: Sequence[Any]) -> Any:
-        if self._may_read_columns:
+        if self._may_read_columns:  # one read of the table, instead of one for each row and a collation
             columns = self.dataset[list(indices)]
             if all(isinstance(column, torch.Tensor) for column in columns.values()):
                 return columns

@@ -93,7 +93,7 @@ class TrainingPlan:
         end = min(self.size, self.num_batches * per_round, start + max_batches * per_round)
         while start < end:
             size = min(per_update, end - start)
-            rounds = -(-size // per_round)
+            rounds = -(-size // per_round)  # the last update has as few as its rest needs
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))
             else:

@@ -98,6 +98,7 @@ class StreamLoader(RunLoader):
             measured = list(itertools.islice(batches, wanted))
             self.waiting.seconds += time.perf_counter() - began
             host, sizes = [each.batch for each in measured], [each.size for each in measured]
+            # Ranks agree before each update, because the stream of one may end before those of others.
             numbers, samples_by_rank = self._exchange(sizes)
             total = None if None in samples_by_rank else sum(filter(None, samples_by_rank))
             rounds = max(numbers)
@@ -106,6 +107,7 @@ class StreamLoader(RunLoader):
                 return
             if position == 0:
                 self._refuse_no_batch_at_all(numbers)
+            # A rank that has fewer batches computes its last one again, which doesn't count, to stay in step.
             host += [host[-1] if host else self._previous] * (rounds - len(host))
             self._previous = host[-1] if self._ranks.count > 1 else None
             position += rounds if total is None else total

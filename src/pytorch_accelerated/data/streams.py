@@ -206,6 +206,7 @@ class KeyedStream(IterableDataset[Any]):
             self._samples = self._begin()
         size, batch = self._batch_size or 1, list[Any]()
         while len(batch) < size and not self._is_exhausted:
+            # Batches of the whole run come one after the other in the stream, and ranks take turns.
             turn, used = divmod(self._samples_read, size)
             rank, ranks = self._place
             is_own = turn % ranks == rank

@@ -135,7 +135,7 @@ class RunLoader(ABC):
         self.batch_size: int | None = getattr(source, "batch_size", None)
         self.collate_fn: Any = getattr(source, "collate_fn", None)
         self.drop_last = bool(getattr(source, "drop_last", False))
-        self.waiting = WaitingTime()
+        self.waiting = WaitingTime()  # an object, which limited copies of this loader share
         self.seed = seed
         self._ranks = ranks
         self._accumulation_steps = accumulation_steps
@@ -285,12 +285,13 @@ class RunLoader(ABC):
         uncounted, unsized, items, samples = self._ranks.sum(mine)
         if uncounted and unsized:
             return [(None, None)] * len(counts), None
-        numbers, total = (sizes, samples) if uncounted else (counts, items)
+        numbers, total = (sizes, samples) if uncounted else (counts, items)  # one rule for all ranks
         if total == 0:
             raise DataError(
                 "An update has no items at all, so its loss has no mean: `count_batch_items` returned 0 for each "
                 "batch, or no target counts in the loss. Leave such batches out."
             )
+        # DDP takes the mean of the gradients over ranks, hence the factor.
         weights = [(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers]
         return weights, (int(mine[2]), int(items)) if are_tokens and not uncounted else None
 
