@@ -136,13 +136,14 @@ def counter_of(loss_func: Any, loader: Any) -> Counter | None:
         loss_func: of the trainer.
         loader: yields batches.
     """
-    has_own_collate = getattr(loader, "collate_fn", None) not in (None, default_collate, default_convert)
+    collate = getattr(loader, "collate_fn", None)
+    keeps_rows = collate in (None, default_collate, default_convert) or getattr(collate, "keeps_rows", False)
     keywords = _arguments_of_classes(loss_func)
     if keywords is not None:
         weight, ignored = keywords.get("weight"), keywords.get("ignore_index", _NOTHING_GIVEN)
         if weight is not None or ignored != _NOTHING_GIVEN or _has_ignored(getattr(loader, "dataset", None)):
             return Counter(TargetsThatCount(weight, ignored))
-    return Counter(rows_left, counts_rows=True) if has_own_collate else None
+    return None if keeps_rows else Counter(rows_left, counts_rows=True)
 
 
 def _arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:

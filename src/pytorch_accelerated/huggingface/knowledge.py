@@ -57,6 +57,9 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     return batch
 
 
+default_data_collator.keeps_rows = True  # type: ignore[attr-defined]  # so that nobody counts those of a batch
+
+
 def _stacked(name: str, values: list[Any]) -> torch.Tensor:
     first = values[0]
     try:
@@ -114,6 +117,7 @@ class RemoveColumnsCollator:
     def __init__(self, data_collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
         self.data_collator = data_collator
         self.columns = columns
+        self.keeps_rows = getattr(data_collator, "keeps_rows", False)
 
     def __call__(self, features: list[Any]) -> Any:
         """The batch. The columns are chosen once, as long as the rows have the same."""
@@ -179,6 +183,8 @@ def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
 
 class PaddingCollator:
     """Pads rows with the method `pad` of a tokenizer."""
+
+    keeps_rows = True
 
     def __init__(self, processing_class: Any) -> None:
         self._pad = processing_class.pad

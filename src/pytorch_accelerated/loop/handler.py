@@ -53,16 +53,12 @@ class EventHandler:
     def acting_methods(self, event: str) -> list[Callable[..., Any]]:
         """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
         methods = [getattr(callback, event, None) for callback in self._callbacks]
-        empty = [getattr(base, event, None) for base in self._empty_bases()]
-        return [each for each in methods if callable(each) and getattr(each, "__func__", each) not in empty]
+        empty = getattr(self._base, event, None)
+        return [each for each in methods if callable(each) and getattr(each, "__func__", each) is not empty]
 
     def _accepts(self, callback: Any) -> bool:
         """Check a callback that will be added. False leaves the callback out."""
         return True
-
-    def _empty_bases(self) -> tuple[type, ...]:
-        """The classes of callbacks whose methods do nothing."""
-        return (self._base,)
 
     def _forget_methods(self) -> None:
         self._methods.clear()
