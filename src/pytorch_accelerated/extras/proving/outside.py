@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_ITERATORS = (itertools.count, itertools.cycle, *(type(iter(each)) for each in ([], (), range(0))))  # can be copied
+# Those that can be copied.
+_ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
 _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random", "accelerate", "pytorch_accelerated"}
 _FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
@@ -179,7 +180,7 @@ class Outside:
         """Every place once."""
         roots = ((role, f"the {role} {_name_of(root)}", root) for role, root in self._roots(trainer))
         found: dict[int, Any] = {}
-        for role, text, root in itertools.chain(_hooks_of(trainer), roots):
+        for role, text, root in itertools.chain(hooks_of(trainer), roots):
             found.setdefault(id(root), Place(role, text, text, root))
         seen: set[Any] = {id(trainer.run_context), *found}  # what is a root is called by its own name only
         places = (_within(place, seen) for place in found.values() if place.value is not None)
@@ -281,7 +282,7 @@ def _left_out(value: Any) -> set[str]:
     return _OF_MODULES if isinstance(value, nn.Module) else _OF_TRAINER if hasattr(value, "run_context") else set()
 
 
-def _hooks_of(trainer: Trainer) -> Iterator[tuple[str, str, Any]]:
+def hooks_of(trainer: Trainer) -> Iterator[tuple[str, str, Any]]:
     """The user's hooks on the model, its parameters and optimizers: role, what it is in words, and the hook."""
     model = trainer.get_model()
     kinds = {"_forward_pre_hooks": "forward", "_forward_hooks": "forward"}
@@ -307,7 +308,7 @@ def _is_library(name: str) -> bool:
     return name in _LIBRARIES or name in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
-def _modules_of(value: Any) -> list[nn.Module]:
+def _modules_of(value: Any) -> list[Any]:
     return list(value.modules()) if isinstance(value, nn.Module) else []
 
 

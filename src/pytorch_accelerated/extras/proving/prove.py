@@ -21,7 +21,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.rehearsal import refuse, taking_part
 from pytorch_accelerated.extras.proving import children
 from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
-from pytorch_accelerated.extras.proving.outside import Outside, differing_in
+from pytorch_accelerated.extras.proving.outside import Outside, differing_in, hooks_of
 from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
 from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace, first_parting
 from pytorch_accelerated.facts import LIMITS, check_positive_count
@@ -369,6 +369,9 @@ class _Proving:
         if moved:
             who = ", ".join(moved[:_MOST_NAMED])
             return Check("", KNOWN, 1, f"each batch changes {who}, and there are twice as many")
+        hooks = [text for _, text, _ in hooks_of(self._trainer) if "gradient hook" in text]
+        if hooks:
+            return Check("", KNOWN, 1, f"{', '.join(hooks[:_MOST_NAMED])} gets the gradient of each batch by itself")
         reason = "the loss is no mean over the rows of a batch, or the model relates them to each other"
         return Check("", DIFFERENCE, 1, f"the gradients, by {distance:.1g} of their norm: {reason}")
 
