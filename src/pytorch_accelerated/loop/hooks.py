@@ -228,7 +228,10 @@ class TrainerHooks:
                 `num_items_in_batch`, if the mean is not taken over samples (then for every batch); and anything else
                 that callbacks should see.
         """
-        return self._loss_of(batch, "calculate_train_batch_loss")
+        hook = "calculate_train_batch_loss"
+        if hook in self._counters:
+            return self._counted_loss(batch, hook)
+        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook=hook)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
@@ -277,12 +280,13 @@ class TrainerHooks:
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """The loss of an evaluation batch, without gradients; see `calculate_train_batch_loss`."""
-        return self._loss_of(batch, "calculate_eval_batch_loss")
+        hook = "calculate_eval_batch_loss"
+        if hook in self._counters:
+            return self._counted_loss(batch, hook)
+        return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook=hook)
 
-    def _loss_of(self, batch: Any, hook: str) -> dict[str, Any]:
-        """The result of a default hook, which an override may have called, and given a part of the batch."""
-        if hook not in self._counters:
-            return batch_loss(self.model, self.loss_func, batch, self._batch_samples, hook=hook)
+    def _counted_loss(self, batch: Any, hook: str) -> dict[str, Any]:
+        """The result of a default hook that an override has called, perhaps with a part of the batch."""
         output = batch_loss(self.model, self.loss_func, batch, rows_left(batch, self._batch_samples), hook=hook)
         counter = self._counters[hook]
         items = None if counter is None else counter.count(batch, self._batch_samples)
