@@ -140,7 +140,7 @@ class PredictionsOfEvaluation:
     def on_host(self) -> PredictionsOfEvaluation:
         """A copy in host memory, which ranks can exchange. Waits for the device."""
         names = ("counts", "scatter", "has_fractions", "is_outside")
-        parts = {name: None if (part := getattr(self, name)) is None else part.cpu() for name in names}
+        parts: dict[str, Any] = {name: None if (part := getattr(self, name)) is None else part.cpu() for name in names}
         rows = {name: column.cpu() for name, column in self.rows.items()}
         return dataclasses.replace(self, loss_func=None, rows=rows, **parts)
 
