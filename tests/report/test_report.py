@@ -551,10 +551,11 @@ def test_tokens_of_a_model_with_its_own_loss_are_compared_with_those_of_the_loss
     found = evaluated(tmp_path / "run.html", model, None, data)
     if kind in ("BartForCausalLM", "own"):
         assert found["classes"] is None
-        assert "`get_predictions_and_targets`" in found["notes"][0]
-        return
+        assert "`targets='labels'`" in found["notes"][0]
+        said = MetricsCallback(["accuracy"], targets="labels")
+        found = evaluated(tmp_path / "run.html", model, None, data, said)
     with torch.no_grad():
-        predicted = model.eval()(input_ids=tokens).logits.argmax(-1)
+        predicted = model.eval()(input_ids=tokens, labels=tokens)["logits"].argmax(-1)
     if kind in ("GPT2", "Llama"):
         predicted, labels = predicted[:, :-1], labels[:, 1:]
     counts = labels >= 0

@@ -183,7 +183,11 @@ class ReportCallback(TrainerCallback):
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
             is_own = type(self).get_predictions_and_targets is not ReportCallback.get_predictions_and_targets
-            is_next = False if is_own or trainer.loss_func is not None else _predicts_next(trainer.get_model())
+            is_said = any(
+                isinstance(each, MetricsCallback) and each.targets == "labels" for each in trainer.callback_handler
+            )
+            is_own_loss = trainer.loss_func is None and not is_own and not is_said
+            is_next = _predicts_next(trainer.get_model()) if is_own_loss else False
             self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, _asked(trainer), is_next)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:

@@ -30,7 +30,8 @@ _UNCLEAR = (
 )
 _NEXT = (
     "Classes are left out: the model computes its loss itself, and does not tell whether targets are those of the same "
-    "tokens or of the next ones. An override of `get_predictions_and_targets` may give those that belong together."
+    "tokens or of the next ones. For the same ones, a MetricsCallback of the run may say `targets='labels'`; an "
+    "override of `get_predictions_and_targets` may give the next ones."
 )
 _UNSURE = (
     " left out: all scores are between 0 and 1, so they can be logits or probabilities, and the loss function does not "
