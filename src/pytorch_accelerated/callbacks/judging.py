@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.errors import UnknownMetricError
@@ -26,7 +26,7 @@ class MetricJudge(TrainerCallback):
     """
 
     takes_part_in_preflight = False
-    recorded_names = ()
+    recorded_names: Iterable[str] | None = ()
     watch_metric = "eval_loss_epoch"
     _kinds: Mapping[str, tuple[type, ...]] = {}
 
