@@ -140,32 +140,56 @@ def test_a_callback_may_be_used_again_for_other_classes() -> None:
 class Language(nn.Module):
     """Scores for each place, and a loss of its own."""
 
-    def __init__(self, loss_type: str | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.loss_type = loss_type
         self.scores = nn.Embedding(11, 11)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
         return {"loss": self.scores.weight.sum() * 0, "logits": self.scores(input_ids)}
 
 
+class ForTokens(Language):
+    loss_type = "ForTokenClassification"
+
+
+def ForCausalLMLoss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: N802  # its name tells
+    return logits.mean()
+
+
+class Causal(Language):
+    """As a model of transformers, whose forward calls its loss function."""
+
+    loss_function = staticmethod(ForCausalLMLoss)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        outputs = super().forward(input_ids, labels)
+        return {**outputs, "loss": self.loss_function(outputs["logits"], labels)}
+
+
+class CausalInName(Language):
+    """As BartForCausalLM, which compares each token with itself."""
+
+    loss_type = "ForCausalLM"
+
+
 def test_a_causal_model_is_measured_at_the_next_token_and_an_unknown_one_asks() -> None:
     tokens = torch.randint(0, 11, (30, 9), generator=GENERATOR)
     rows = {"input_ids": tokens, "labels": tokens.clone()}
 
-    def measured(kind: str | None, **asked: Any) -> float:
+    def measured(kind: type[Language], **asked: Any) -> float:
         torch.manual_seed(1)
-        trainer = Trainer(Language(kind), None, None, callbacks=[MetricsCallback(["accuracy"], **asked)])
+        trainer = Trainer(kind(), None, None, callbacks=[MetricsCallback(["accuracy"], **asked)])
         return float(trainer.evaluate(rows, 8)["eval_accuracy"])
 
     torch.manual_seed(1)
-    found = Language(None).scores(tokens).argmax(-1)
+    found = Language().scores(tokens).argmax(-1)
     same, following = (found == tokens).double().mean().item(), (found[:, :-1] == tokens[:, 1:]).double().mean().item()
     assert same != following
-    assert measured("ForCausalLM") == pytest.approx(following)
-    assert measured("ForTokenClassification") == measured(None, targets="labels") == pytest.approx(same)
-    with pytest.raises(HookOutputError, match="at the same place, or at the next one, cannot be told"):
-        measured(None)
+    assert measured(Causal) == pytest.approx(following)
+    assert measured(ForTokens) == measured(Language, targets="labels") == pytest.approx(same)
+    for unknown in (Language, CausalInName):
+        with pytest.raises(HookOutputError, match="at the same place, or at the next one, cannot be told"):
+            measured(unknown)
 
 
 def test_mistakes_in_a_list_of_names_are_told_before_a_run() -> None:

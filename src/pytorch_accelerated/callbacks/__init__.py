@@ -24,7 +24,7 @@ from pytorch_accelerated.callbacks.progress import (
 )
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrainingStateCallback, WSDCheckpointCallback
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, StopAtCallback, TerminateOnNaNCallback
-from pytorch_accelerated.callbacks.tasks import Asked, Task, is_known_loss, kind_of_task
+from pytorch_accelerated.callbacks.tasks import Asked, Task, is_known_loss, kind_of_task, predicts_next
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback, SWACallback
 from pytorch_accelerated.errors import (
     CallbackMethodNotImplementedError,
@@ -115,6 +115,7 @@ __all__ = [
     "get_default_callbacks",
     "is_known_loss",
     "kind_of_task",
+    "predicts_next",
     "never_ends_a_run",
     "ray_checkpoint",
     "watched_metrics",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.callbacks.named_metrics import NUMBER_NAMES, NamedMetrics, check_names
-from pytorch_accelerated.callbacks.tasks import Asked, Task, kind_of_task
+from pytorch_accelerated.callbacks.tasks import Asked, Task, kind_of_task, predicts_next
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
@@ -299,17 +299,15 @@ class MetricsCallback(TrainerCallback):
         are_tokens = are_tensors and predictions.ndim == 3 and predictions.shape[:2] == targets.shape
         if not are_tokens or trainer.loss_func is not None or self.targets is not None or self._chooses:
             return False
-        # Models of transformers say it. Without a word, their default loss is about the next label, but not every model
-        # uses it.
-        kind = getattr(bare_model(trainer.model), "loss_type", None)
-        if kind not in ("ForCausalLM", "ForMaskedLM", "ForTokenClassification"):
+        is_next = predicts_next(bare_model(trainer.model))
+        if is_next is None:
             raise HookOutputError(
                 "The model has a loss of its own, and scores for each place of a sequence: whether these are for the "
                 "label at the same place, or at the next one, cannot be told. Say it to MetricsCallback: "
                 '`targets="labels"`, or for the next one `predictions=lambda outputs: outputs["logits"][:, :-1]` and '
                 '`targets=lambda batch: batch["labels"][:, 1:]`.'
             )
-        return bool(kind == "ForCausalLM")
+        return is_next
 
     def _prepare(self, trainer: Trainer, purpose: str) -> None:
         """Make the metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""

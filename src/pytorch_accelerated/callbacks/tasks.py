@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -156,6 +157,17 @@ def kind_of_task(
         task.classes == 2 and task.kind == "binary" and (asked.task == "multiclass" or asked.average is not None)
     )
     return dataclasses.replace(task, kind="multiclass") if is_of_both else task
+
+
+def predicts_next(model: Any) -> bool | None:
+    """Whether the loss of a model of `transformers` compares the outputs of a token with the next; None: unknown."""
+    model = getattr(model, "get_base_model", lambda: model)()  # within adapters
+    if getattr(model, "loss_type", None) in ("ForMaskedLM", "ForTokenClassification"):
+        return False
+    forward = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if "loss_function" not in getattr(forward, "co_names", ()):  # some causal models compute the loss of the same token
+        return None
+    return getattr(model.loss_function, "__name__", "") == "ForCausalLMLoss" or None
 
 
 def is_known_loss(loss_func: Any) -> bool:

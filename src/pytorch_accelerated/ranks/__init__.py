@@ -1,7 +1,7 @@
 """How a run becomes several processes."""
 
 from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
-from pytorch_accelerated.ranks.compat.torch import is_batch_norm
+from pytorch_accelerated.ranks.compat.torch import is_batch_norm, is_persistent
 from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.keeping import Kept, kept
 from pytorch_accelerated.ranks.numerics import listed
@@ -17,6 +17,7 @@ __all__ = [
     "has_shards",
     "held_parts",
     "is_batch_norm",
+    "is_persistent",
     "is_replicated",
     "kept",
     "listed",

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.extras.proving.trace import GENERATORS, PLAIN, UpdateTrace, digest, state_of_generator
-from pytorch_accelerated.ranks import Kept, Optimizers
+from pytorch_accelerated.ranks import Kept, Optimizers, is_persistent
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -260,7 +260,8 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
     for name in getattr(type(value), "__slots__", ()):
         if hasattr(value, name):
             yield f"`{name}` of {owner}", getattr(value, name), functools.partial(setattr, value, name)
-    for name in getattr(value, "_non_persistent_buffers_set", ()):
+    buffers = dict(value.named_buffers(recurse=False)) if isinstance(value, torch.nn.Module) else {}
+    for name in (name for name in buffers if not is_persistent(value, name)):
         yield f"`{name}`, a non-persistent buffer of {owner},", getattr(value, name), None
     if is_kind:
         owner = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import inspect
 import json
 import os
 import time
@@ -20,6 +19,7 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     TrainerCallback,
     never_ends_a_run,
+    predicts_next,
     watched_metrics,
 )
 from pytorch_accelerated.extras.report.contents import (
@@ -187,7 +187,7 @@ class ReportCallback(TrainerCallback):
                 isinstance(each, MetricsCallback) and each.targets == "labels" for each in trainer.callback_handler
             )
             is_own_loss = trainer.loss_func is None and not is_own and not is_said
-            is_next = _predicts_next(trainer.get_model()) if is_own_loss else False
+            is_next = predicts_next(trainer.get_model()) if is_own_loss else False
             self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, _asked(trainer), is_next)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
@@ -394,14 +394,3 @@ def _asked(trainer: Trainer) -> Asked:
         if each.predictions in (None, "argmax", "logits") and each.targets in (None, "labels")
     } - {Asked()}
     return all_asked.pop() if len(all_asked) == 1 else Asked()
-
-
-def _predicts_next(model: Any) -> bool | None:
-    """Whether a model of `transformers` compares the outputs of a token with the next one; None if it is unknown."""
-    model = getattr(model, "get_base_model", lambda: model)()  # within adapters
-    if getattr(model, "loss_type", None) in ("ForMaskedLM", "ForTokenClassification"):
-        return False
-    forward = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-    if "loss_function" not in getattr(forward, "co_names", ()):  # some causal models compute the loss of the same token
-        return None
-    return getattr(model.loss_function, "__name__", "") == "ForCausalLMLoss" or None
