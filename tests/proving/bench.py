@@ -693,7 +693,7 @@ FAULTS: dict[str, tuple[Callable[[], Run], str]] = {
         "`chooses` of the batch_sampler Batches is a generator",
     ),
     "dataset: the row before": (lambda: run(Blended()), "`previous` of the dataset Blended"),
-    "transform: clock": (lambda: run(Rows(by_the_clock)), "the rows depend on a clock, or another source of their own"),
+    "transform: clock": (lambda: run(Rows(by_the_clock)), "the rows depend on a clock, a file, "),
     "dataset: set that grows": (lambda: run(Curriculum()), "`known` of the dataset Curriculum"),
     "sampler: order of a set": (lambda: sampled(BySet()), "`names` of the sampler BySet"),
     "callback: counts epochs": (lambda: run(None, EveryThirdEpoch()), "`epochs` of the callback EveryThirdEpoch"),

@@ -35,14 +35,16 @@ SAME, ROUNDING, DIFFERENCE = "same bits", "equal to rounding", "difference"
 KNOWN, NOT_CHECKED = "known difference", "not checked"
 _AGAIN, _RESUMED = "again", "resumed at each update"
 _ORDER = "another one in a new process: sort what comes from a set or folder, and call `set_seed` before what is random"
+# What neither a state nor this process gives back, and nobody can name.
+_OUTSIDE = "a clock, a file, the environment, a thread, shared memory, or another source that was not found"
 _BY_ITSELF = {
-    "batch": "the rows depend on a clock, or another source of their own",
-    "losses": "the forward pass or the loss depends on a clock, or another source of its own",
+    "batch": f"the rows depend on {_OUTSIDE}",
+    "losses": f"the forward pass or the loss depends on {_OUTSIDE}",
     "gradients": "an operation is not deterministic: `torch.use_deterministic_algorithms(True)` names it",
-    "settings": "a callback or the schedule depends on a clock, or another source of its own",
+    "settings": f"a callback or the schedule depends on {_OUTSIDE}",
 }
-_CLOCK = "it depends on a clock, or another source of its own"
-_UNKNOWN = "it depends on something that no state saves, and that is no attribute or variable of your objects"
+_CLOCK = f"it depends on {_OUTSIDE}"
+_UNKNOWN = "it depends on something that no state saves, and that was not found among what your objects keep"
 _SECONDS_OF_CHILD = 120
 _UPDATES_OF_EPOCH, _MOST_NAMED, _MOST_TRIED = 3, 3, 12
 
