@@ -25,10 +25,10 @@ _ARGUMENTS_HEAD = """\
 
 Written by `scripts/huggingface_pages.py`; change the code instead.
 
-`pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23 and 5.24, where the
-loop can do what they say. No argument is ignored: using one that is unsupported is an error that says why, and what to
-do instead. The last column is the equivalent for the native `pytorch_accelerated.Trainer`; `train(...)` is its method,
-and callbacks come from `pytorch_accelerated.callbacks`.
+`pytorch_accelerated.huggingface.TrainingArguments` has the names and defaults of `transformers` 5.23 and 5.24, where
+the loop can do what they say. No argument is ignored: using one that is unsupported is an error that says why, and what
+to do instead. The last column is the equivalent for the native `pytorch_accelerated.Trainer`; `train(...)` is its
+method, and callbacks come from `pytorch_accelerated.callbacks`.
 
 ## Supported arguments
 """
