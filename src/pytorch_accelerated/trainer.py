@@ -557,9 +557,9 @@ class Trainer(TrainerHooks):
 
         They are trained again, resumed from a training state before each update, without workers and with two, in twice
         as many batches of half the size; and in new processes, killed within an update and resumed, and on two ranks.
-        Afterwards model, optimizer, history, generators and what your objects keep are as before; not so hooks that a
-        callback adds to the model and does not remove, attributes of parameters, files and shared memory. Callbacks
-        that print or write files are left out. Must be called in a single process.
+        Afterwards everything is as before, but for files and what other libraries keep: model, optimizer, history,
+        generators, hooks, and what your objects keep. Callbacks that print or write files are left out. Must be called
+        in a single process.
 
         Args:
             train_dataset: the training data.

@@ -1,6 +1,7 @@
 """`Trainer.prove` names what keeps a script from being exact, raises no false alarm, and changes nothing."""
 
 import copy
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -416,3 +417,67 @@ def test_an_error_of_the_run_is_raised_and_everything_is_as_before() -> None:
         trainer.prove(**arguments)
     assert state_of(trainer) == before
     assert isinstance(trainer, Own)
+
+
+def clamped(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.clamp(-0.5, 0.5)
+
+
+class ClampFirst(TrainerCallback):
+    """Adds a hook at the start of a run, and removes it after three updates."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.handle, self.left = trainer.get_model().register_forward_hook(clamped), 3
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.handle.remove()
+
+
+class SlowWeights(TrainerCallback):
+    """Keeps an average as an attribute of each parameter."""
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        with torch.no_grad():
+            for each in trainer.get_model().parameters():
+                if not hasattr(each, "slow"):
+                    each.slow = each.detach().clone()  # type: ignore[attr-defined]
+                each.lerp_(each.slow, 0.5)  # type: ignore[attr-defined]
+
+
+class Curriculum(Rows):
+    """Rows that depend on a level in shared memory."""
+
+    def __init__(self) -> None:
+        self.level = multiprocessing.Value("d", 0.0)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = super().__getitem__(index)
+        return inputs * (1 + self.level.value), targets
+
+
+class Raise(TrainerCallback):
+    def __init__(self, dataset: Curriculum) -> None:
+        self.dataset = dataset
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.dataset.level.value += 0.2
+
+
+def test_hooks_attributes_of_parameters_and_shared_memory_are_given_back_and_not_blamed() -> None:
+    made = run(None, ClampFirst())
+    rows = proof_of(made)
+    assert not made[0].get_model()._forward_hooks
+    assert rows[AGAIN].verdict == rows["no workers"].verdict == "same bits"
+    assert "`left` of the callback ClampFirst" in rows[RESUMED].culprit
+
+    made = run(None, SlowWeights())
+    rows = proof_of(made)
+    assert not any(hasattr(each, "slow") for each in made[0].get_model().parameters())
+    assert (rows[AGAIN].verdict, rows[RESUMED].verdict) == ("same bits", "difference")
+
+    dataset = Curriculum()
+    rows = proof_of(run(dataset, Raise(dataset)))
+    assert dataset.level.value == 0.0
+    assert rows[AGAIN].verdict == "same bits"

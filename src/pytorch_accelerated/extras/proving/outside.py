@@ -11,6 +11,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,16 @@ _OF_TRAINER |= {
     "_pad_uneven_eval_batches",
 }
 _OF_MODULES = set(vars(nn.Module()))
+# Where torch keeps hooks, and what they are.
+_HOOKS = {
+    "_forward_pre_hooks": "forward",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "gradient",
+    "_backward_hooks": "gradient",
+    "_post_accumulate_grad_hooks": "gradient",
+    "_optimizer_step_pre_hooks": "step",
+    "_optimizer_step_post_hooks": "step",
+}
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
 _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
@@ -126,6 +137,11 @@ class Outside:
             elif not isinstance(place.value, type):
                 before.object(place.value)
                 _keep_contents(before, place.value)
+        for _, part in _owners_of_hooks(trainer):  # a callback may add hooks in each rehearsal
+            stores = [getattr(part, name, None) for name in _HOOKS]
+            stores += [vars(part)] if isinstance(part, nn.Parameter) else []
+            for store in stores:
+                before.contents(store) if isinstance(store, dict) else None
 
     def carry(self, trainer: Trainer) -> None:
         """Copy what is there now."""
@@ -285,17 +301,18 @@ def _left_out(value: Any) -> set[str]:
 
 def hooks_of(trainer: Trainer) -> Iterator[tuple[str, str, Any]]:
     """The user's hooks on the model, its parameters and optimizers: role, what it is in words, and the hook."""
-    model = trainer.get_model()
-    kinds = {"_forward_pre_hooks": "forward", "_forward_hooks": "forward"}
-    kinds |= {"_backward_pre_hooks": "gradient", "_backward_hooks": "gradient"}
-    kinds |= {"_post_accumulate_grad_hooks": "gradient"}
-    kinds |= {"_optimizer_step_pre_hooks": "step", "_optimizer_step_post_hooks": "step"}
-    owners = [(f"module {name or _name_of(each)}", each) for name, each in model.named_modules()]
-    owners += [(f"optimizer {_name_of(each)}", each) for each in _optimizers_of(trainer)]
-    for owner, part in [*owners, *((f"parameter {name}", each) for name, each in model.named_parameters())]:
-        for name, kind in kinds.items():
+    for owner, part in _owners_of_hooks(trainer):
+        for name, kind in _HOOKS.items():
             for hook in (getattr(part, name, None) or {}).values():
                 yield "hook", f"the {kind} hook {_name_of(hook)} of the {owner}", hook
+
+
+def _owners_of_hooks(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """What may have hooks, in words."""
+    model = trainer.get_model()
+    yield from ((f"module {name or _name_of(each)}", each) for name, each in model.named_modules())
+    yield from ((f"optimizer {_name_of(each)}", each) for each in _optimizers_of(trainer))
+    yield from ((f"parameter {name}", each) for name, each in model.named_parameters())
 
 
 def _is_users(value: Any) -> bool:
@@ -384,10 +401,12 @@ def _is_comparable(value: Any) -> bool:
         return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
     if isinstance(value, torch.Tensor):
         return value.is_leaf  # others are computed when they are needed
-    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray))
+    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray, Synchronized))
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Synchronized):
+        return repr(value.value)
     if isinstance(value, _ITERATORS[1:]):
         copied = _copied(value)
         return "" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
@@ -423,6 +442,8 @@ def _keep_contents(before: Kept, value: Any) -> None:
     elif isinstance(value, GENERATORS):
         generator: Any = value
         before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
+    elif isinstance(value, Synchronized):  # of `multiprocessing.Value`
+        before.call(setattr, value, "value", value.value)
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)
 

@@ -36,7 +36,7 @@ KNOWN, NOT_CHECKED = "known difference", "not checked"
 _AGAIN, _RESUMED = "again", "resumed at each update"
 _ORDER = "another one in a new process: sort what comes from a set or folder, and call `set_seed` before what is random"
 # What neither a state nor this process gives back, and nobody can name.
-_OUTSIDE = "a clock, a file, the environment, a thread, shared memory, or another source that was not found"
+_OUTSIDE = "a clock, a file, the environment, a thread, or another source that was not found"
 _BY_ITSELF = {
     "batch": f"the rows depend on {_OUTSIDE}",
     "losses": f"the forward pass or the loss depends on {_OUTSIDE}",
