@@ -114,6 +114,23 @@ def test_runs_that_save_in_the_background_leave_the_same_states(saving: dict[str
     assert names == found[1].keys()  # nothing is left in the making
 
 
+def test_a_state_waits_until_the_one_before_is_written(
+    writer: BackgroundWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    slow = SlowDisk(monkeypatch)
+    value = torch.zeros(4)
+    writer.write(tmp_path / "0", {}, {"model": encode({"value": value}, path="model")})
+    assert slow.is_reached.wait(600)
+    value += 1
+    release = threading.Timer(0.5, slow.may_go_on.set)
+    release.start()
+    writer.write(tmp_path / "1", {}, {"model": encode({"value": value}, path="model")})
+    writer.wait()
+    release.join()
+    for version in (0, 1):  # the copies of the first are used again for the second
+        assert torch.equal(read_state(tmp_path / str(version))[1]["model"]["value"], torch.full((4,), float(version)))
+
+
 def test_a_failed_save_ends_the_run_between_two_updates_with_its_own_error(tmp_path: Path):
     class Slowly(TrainerCallback):
         """Waits for the save, so that the failure is there after this update."""
