@@ -784,11 +784,13 @@ class Trainer(TrainerHooks):
         with training.requests.deferring_saves(), training.watching_for_anomalies():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()
-            for update in training.updates(train_dl):
-                training.step.update(update)
-                # Between two updates every rank is at the same place: here, and only here, losses are read, states are
-                # written, and the ranks agree to stop.
-                training.act_at_safe_point()
+            for batch in training.batches(train_dl):
+                training.step.add(batch)
+                if batch.is_last:
+                    training.step.apply()
+                    # Between two updates every rank is at the same place: here, and only here, losses are read, states
+                    # are written, and the ranks agree to stop.
+                    training.act_at_safe_point()
             training.finish_epoch(train_dl)
             context.emitter.defer(self.train_epoch_end)
             self._add_epoch_loss_to_run_history("train_loss_epoch")

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated.data.building import distribute_loader
-from pytorch_accelerated.data.updates import RunLoader
+from pytorch_accelerated.data.updates import MicroBatch, RunLoader
 
 
 class OneOf:
@@ -80,9 +80,17 @@ def numbers_in(batches: Any) -> list[list[int]]:
 
 def trained_on(loader: RunLoader, **kwargs: Any) -> list[list[int]]:
     """The batches of a training pass that count."""
-    return numbers_in(
-        micro.batch for update in loader.updates(**kwargs) for micro in update.micro_batches if not micro.is_borrowed
-    )
+    return numbers_in(micro.batch for micro in loader.batches(**kwargs) if not micro.is_borrowed)
+
+
+def updates_of(loader: RunLoader, **kwargs: Any) -> list[list[MicroBatch]]:
+    """The batches of each update of a training pass."""
+    updates: list[list[MicroBatch]] = []
+    for micro in loader.batches(**kwargs):
+        if not updates or updates[-1][-1].is_last:
+            updates.append([])
+        updates[-1].append(micro)
+    return updates
 
 
 def evaluated_on(loader: RunLoader) -> list[list[int]]:

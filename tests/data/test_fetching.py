@@ -307,7 +307,7 @@ def test_a_stream_read_in_this_process_gives_the_batches_of_torchs_loader(
     def loader() -> DataLoader[Any]:
         return DataLoader(kind(size), **{"batch_size": 3, **settings})
 
-    found = [micro for update in adapted(loader()).updates() for micro in update.micro_batches]
+    found = list(adapted(loader()).batches())
     assert_same_state([micro.batch for micro in found], list(loader()))
     if "batch_size" not in settings:
         assert [micro.samples for micro in found] == [len(batch[0]) for batch in loader()]

@@ -25,7 +25,7 @@ from pytorch_accelerated.data.building import DataLoaderSlice, build_loader, eff
 from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.updates import RunLoader
-from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on
+from tests.data.loaders import Numbers, SizedStream, Stream, adapted, evaluated_on, numbers_in, trained_on, updates_of
 
 SIZE = 11
 UP = list(range(SIZE))
@@ -60,11 +60,11 @@ def test_all_ranks_together_train_on_the_order_of_the_epoch(
     assert [loader.is_vectorised for loader in loaders] == [is_vectorised] * ranks
     for loader in loaders:
         loader.set_epoch(epoch)
-    passes = [list(loader.updates()) for loader in loaders]
+    passes = [updates_of(loader) for loader in loaders]
     assert {len(updates) for updates in passes} == {loaders[0].num_updates}
     used: list[int] = []
-    for updates in zip(*passes, strict=True):
-        micro_batches = [list(update.micro_batches) for update in updates]
+    for micro_batches in zip(*passes, strict=True):
+        samples = micro_batches[0][0].update.samples
         counted = 0
         for row in zip(*micro_batches, strict=True):  # every rank has as many
             assert len({micro.has_empty_rank for micro in row}) == len({micro.is_last for micro in row}) == 1
@@ -72,23 +72,24 @@ def test_all_ranks_together_train_on_the_order_of_the_epoch(
             for micro in row:
                 numbers = (micro.batch[0] if is_vectorised else micro.batch).tolist()
                 share = 0 if micro.is_borrowed else len(numbers)
-                assert micro.weight == ranks * share / updates[0].samples  # type: ignore[operator]
+                assert micro.weight == ranks * share / samples  # type: ignore[operator]
                 counted += share
                 used += [] if micro.is_borrowed else numbers
         assert [micro.is_last for micro in micro_batches[0]] == [False] * (len(micro_batches[0]) - 1) + [True]
-        assert {update.samples for update in updates} == {counted}
+        assert {micro.update.samples for of_rank in micro_batches for micro in of_rank} == {counted}
+        assert [len({id(micro.update) for micro in of_rank}) for of_rank in micro_batches] == [1] * ranks
     assert used == epoch_order(size, seed=7, epoch=epoch).tolist()
 
 
 def test_a_stream_whose_batches_have_no_size_resumes_by_batches() -> None:
     words = [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
     loader = adapted(words, steps=2)
-    updates = [[micro.batch for micro in update.micro_batches] for update in loader.updates()]
-    assert updates == [words[:2], words[2:4], words[4:]]
-    assert [update.samples for update in loader.updates()] == [2, 2, 1]
-    assert [micro.weight for update in adapted(words).updates() for micro in update.micro_batches] == [1.0] * 5
+    updates = updates_of(loader)
+    assert [[micro.batch for micro in update] for update in updates] == [words[:2], words[2:4], words[4:]]
+    assert [update[0].update.samples for update in updates] == [2, 2, 1]
+    assert [micro.weight for micro in adapted(words).batches()] == [1.0] * 5
     for start in range(6):
-        again = [micro.batch for update in loader.updates(start=start) for micro in update.micro_batches]
+        again = [micro.batch for micro in loader.batches(start=start)]
         assert again == words[start:]
 
 

@@ -100,8 +100,13 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
     one: Any = OneOf()
     loader = StreamLoader(DataLoader(Walk(), 2), one, seed=0, accumulation_steps=steps, feed=ahead, is_sharded=False)
     sizes = []
-    for update in loader.updates():
-        sizes.append(sum(len(micro.batch[1]) for micro in update.micro_batches))
+    size = 0
+    for micro in loader.batches():
+        size += len(micro.batch[1])
+        if not micro.is_last:
+            continue
+        sizes.append(size)
+        size = 0
         (of_dataset,) = loader.state_dict()["state"].values()
         assert loader.state_dict()["is_finished"] or of_dataset["samples"] == sum(sizes)
     assert sizes == ([2, 2, 2, 2, 1] if steps == 1 else [6, 3])
@@ -112,5 +117,5 @@ def test_a_limit_that_was_reached_is_not_exceeded_with_larger_batches(accumulati
     """The used samples end within a batch, which is not used again: the pass is over."""
     loader = adapted(DataLoader(Walk(), 4), steps=accumulation_steps)
     counter = Counter(lambda batch, samples: len(batch[1]), are_tokens=True)
-    updates = loader.limited(3).updates(start=6, batches_done=3, count_items=counter)
-    assert list(updates) == []
+    batches = loader.limited(3).batches(start=6, batches_done=3, count_items=counter)
+    assert list(batches) == []

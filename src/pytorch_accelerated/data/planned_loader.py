@@ -73,20 +73,23 @@ class PlannedLoader(RunLoader):
         return self.num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        for update in self.updates():
-            yield from (micro.batch for micro in update.micro_batches if not micro.is_borrowed)
+        return (micro.batch for micro in self.batches() if not micro.is_borrowed)
 
-    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
+    def batches(
+        self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None
+    ) -> Iterator[MicroBatch]:
         order, all_windows = self.windows(start, batches_done)
         # The same windows twice: fetching runs ahead in one of them, the loop follows in the other.
         windows, planned = itertools.tee(all_windows)
         host_batches = self._fetch(order, planned, borrows=True)
         batches = self._feed(host_batches) if count_items is None else iter(())
-        weights, items = None, None
+        ranks, rank = self._ranks.count, self._ranks.index
+        weights: ItemWeights | None = None
+        items = None
         for window in windows:
             if count_items is not None:
                 # The first weight needs the items of the last batch, so the whole update is read into host memory.
-                sizes = [cells[self._ranks.index].size for cells in window.rounds]
+                sizes = [cells[rank].size for cells in window.rounds]
                 began = time.perf_counter()
                 host = list(itertools.islice(host_batches, len(sizes)))
                 self.waiting.seconds += time.perf_counter() - began
@@ -95,23 +98,17 @@ class PlannedLoader(RunLoader):
                 weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
                 batches = self._feed(iter(host))
             has_rows = count_items is not None and count_items.counts_rows
-            yield Update(self._micro_batches(window, batches, weights, has_rows), window.size, items)
-
-    def _micro_batches(
-        self, window: Window, batches: Iterator[Any], weights: ItemWeights | None, has_rows: bool
-    ) -> Iterator[MicroBatch]:
-        """The batches of an update. Without `weights`, each is weighted by its share of the samples."""
-        ranks, total, last = self._ranks, window.size, len(window.rounds) - 1
-        for index, cells in enumerate(window.rounds):
-            began = time.perf_counter()
-            batch = next(batches)
-            self.waiting.seconds += time.perf_counter() - began
-            size = cells[ranks.index].size
-            # A batch counts by its share of the rows. DDP takes the mean over ranks, hence the factor.
-            weight, items = (ranks.count * size / total, None) if weights is None else weights[index]
-            has_empty_rank = ranks.count > 1 and not all(cell.size for cell in cells)
-            samples = items if has_rows and size else size or 1  # a borrowed batch has one
-            yield MicroBatch(batch, samples, weight, index == last, not size, has_empty_rank, items)
+            update, last = Update(window.size, items), len(window.rounds) - 1
+            for index, cells in enumerate(window.rounds):
+                began = time.perf_counter()
+                batch = next(batches)
+                self.waiting.seconds += time.perf_counter() - began
+                size = cells[rank].size
+                # A batch counts by its share of the rows. DDP takes the mean over ranks, hence the factor.
+                weight, counted = (ranks * size / window.size, None) if weights is None else weights[index]
+                has_empty_rank = ranks > 1 and not all(cell.size for cell in cells)
+                samples = counted if has_rows and size else size or 1  # a borrowed batch has one
+                yield MicroBatch(batch, samples, weight, index == last, not size, has_empty_rank, counted, update)
 
     def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)

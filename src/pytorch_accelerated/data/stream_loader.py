@@ -81,8 +81,10 @@ class StreamLoader(RunLoader):
         self._fetcher.load_state_dict({**state, "state": inner})
         self._previous = state["borrowed"]
 
-    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
-        """The updates of a training pass; see `RunLoader.updates`.
+    def batches(
+        self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None
+    ) -> Iterator[MicroBatch]:
+        """The batches of a training pass; see `RunLoader.batches`.
 
         All batches of an update are read ahead, into host memory unless there is only one, so that all ranks know how
         many there are. If the stream knows its position, nothing else is read ahead.
@@ -116,8 +118,19 @@ class StreamLoader(RunLoader):
                 left -= rounds
                 fed = iter(host) if is_fed_ahead else self._feed(iter(host))
                 counts = [each.samples for each in measured] + [None] * (rounds - len(measured))
-                counted = zip(fed, counts, strict=True)
-                yield Update(self._micro_batches(counted, weights, numbers), rounds if total is None else total, items)
+                update = Update(rounds if total is None else total, items)
+                for index, (batch, samples) in enumerate(zip(fed, counts, strict=True)):
+                    weight, counted = weights[index]
+                    yield MicroBatch(
+                        batch,
+                        samples,
+                        weight,
+                        is_last=index == rounds - 1,
+                        is_borrowed=index >= numbers[self._ranks.index],
+                        has_empty_rank=index >= min(numbers),
+                        items=counted,
+                        update=update,
+                    )
 
     def _refuse_no_batch_at_all(self, by_rank: list[int]) -> None:
         if 0 in by_rank:
@@ -144,17 +157,6 @@ class StreamLoader(RunLoader):
         if total is None:
             return [(1.0 if len(host) == self._ranks.count == 1 else None, None)] * len(host), None
         return [(self._ranks.count * (size or 0) / total, None) for size in [*sizes, *borrowed]], None
-
-    def _micro_batches(
-        self, batches: Iterable[tuple[Any, int | None]], weights: ItemWeights, numbers: list[int]
-    ) -> Iterator[MicroBatch]:
-        """The batches of an update, given their samples and the number of batches on each rank."""
-        last = len(weights) - 1
-        for index, (batch, samples) in enumerate(batches):
-            is_borrowed = index >= numbers[self._ranks.index]
-            has_empty_rank = index >= min(numbers)
-            weight, items = weights[index]
-            yield MicroBatch(batch, samples, weight, index == last, is_borrowed, has_empty_rank, items)
 
     def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         batches = itertools.islice(self._measured_batches(self._feed, count_items), self.max_batches)

@@ -27,6 +27,18 @@ DeviceFeed = Callable[[Iterator[Any]], Iterator[Any]]
 ItemWeights = Sequence[tuple[float | None, int | None]]
 
 
+class Update(NamedTuple):
+    """What the batches of one optimizer update share: this object, which no other update has.
+
+    Attributes:
+        samples: over all ranks; the number of batches on a rank if the sizes of batches are unknown.
+        items: of this rank and of all ranks, if `count_batch_items` determined the weights.
+    """
+
+    samples: int
+    items: tuple[int, int] | None = None
+
+
 class MicroBatch(NamedTuple):
     """A batch of this rank within an update; by default the only one, on a single rank.
 
@@ -39,6 +51,7 @@ class MicroBatch(NamedTuple):
         is_borrowed: whether it only keeps this rank in step with the others and does not count.
         has_empty_rank: whether the batch of some rank is borrowed; known to all ranks.
         items: the number of items in its mean loss, if `count_batch_items` determined the weight.
+        update: the update that it belongs to.
     """
 
     batch: Any
@@ -48,20 +61,7 @@ class MicroBatch(NamedTuple):
     is_borrowed: bool = False
     has_empty_rank: bool = False
     items: int | None = None
-
-
-class Update(NamedTuple):
-    """The input of one optimizer update.
-
-    Attributes:
-        micro_batches: of this rank, in order, created on demand.
-        samples: over all ranks; the number of batches on a rank if the sizes of batches are unknown.
-        items: of this rank and of all ranks, if `count_batch_items` determined the weights.
-    """
-
-    micro_batches: Iterable[MicroBatch]
-    samples: int
-    items: tuple[int, int] | None = None
+    update: Update = Update(0)
 
 
 class Round(NamedTuple):
@@ -248,8 +248,10 @@ class RunLoader(ABC):
         return limited
 
     @abstractmethod
-    def updates(self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None) -> Iterator[Update]:
-        """The updates of a training pass.
+    def batches(
+        self, *, start: int = 0, batches_done: int = 0, count_items: Counter | None = None
+    ) -> Iterator[MicroBatch]:
+        """The batches of a training pass, update by update.
 
         Args:
             start: samples of this epoch that were already used, over all ranks.

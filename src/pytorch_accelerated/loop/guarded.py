@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.updates import Update
+from pytorch_accelerated.data.updates import MicroBatch
 from pytorch_accelerated.errors import NonFiniteLossError
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.step import Call, Step
@@ -118,14 +118,28 @@ class GuardedStep(Step):
         # Updates that could not be applied, by the number of updates before them.
         self._left_out: set[int] = set()
 
-    def update(self, update: Update) -> None:
-        """One update, unless the run went back in order to leave this one out."""
-        if self.context.state.updates in self._left_out:
-            self._pass_over(update)
+    @property
+    def _passes_over(self) -> bool:
+        """Whether the run went back in order to leave the current update out."""
+        return self.context.state.updates in self._left_out
+
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch; none for an update to leave out, which has no batch event either."""
+        if self._passes_over:
+            self.micro_batch = micro_batch
+            self.context.state.batches_in_epoch += not micro_batch.is_borrowed
             return
-        self._losses.of_update.clear()
-        self.before_update = self._beginnings.kept(self.parameters())
-        super().update(update)
+        if micro_batch.update is not self.micro_batch.update:  # the first batch of an update
+            self._losses.of_update.clear()
+            self.before_update = self._beginnings.kept(self.parameters())
+        super().add(micro_batch)
+
+    def apply(self) -> None:
+        """Apply the update, unless it is left out."""
+        if self._passes_over:
+            super().finish((), is_skipped=True)
+        else:
+            super().apply()
 
     def release(self) -> None:
         """Drop what the last update began with, too."""
@@ -210,13 +224,6 @@ class GuardedStep(Step):
         if is_all_finite(output.get("loss")):
             return ""  # dropout before this batch of the update may have drawn differently
         return " The outputs of all modules are finite, so it comes from the loss function."
-
-    def _pass_over(self, update: Update) -> None:
-        """Consume the batches of an update. No batch event is emitted, since no batch is computed."""
-        for micro_batch in update.micro_batches:
-            self.context.state.batches_in_epoch += not micro_batch.is_borrowed
-        self.current = update
-        super().finish((), is_skipped=True)
 
     def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters with gradients, and the values of these; for sharded ones, this rank's shard."""

@@ -1,18 +1,19 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.update` and `Step.compute` first. Subclasses in `guarded.py` and `variants.py` replace a part;
+Read `Step.add`, `Step.compute` and `Step.apply` first. Subclasses in `guarded.py` and `variants.py` replace a part;
 `Training.kind_of_step` chooses one, once, when the run is created. Hooks are looked up whenever they are called, so
 that a callback may replace one within the run.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.data.updates import MicroBatch
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.hook_output import LateCounts, adding_nothing, loss_and_size
@@ -25,7 +26,6 @@ from pytorch_accelerated.record.warning import warn_user
 # The owner and the name of something that an update calls.
 Call = tuple[object, str]
 
-_NO_UPDATE = Update((), samples=0)
 _NO_BATCH = MicroBatch(None)
 
 
@@ -39,8 +39,8 @@ class Step:
         steps_scheduler: whether the scheduler steps after each update.
 
     Attributes:
-        current: the current update.
         micro_batch: the current batch.
+        backward_began: when its backward pass did, by `time.perf_counter`.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Step:
     ) -> None:
         own = dict(own or {})
         self.context = context
-        self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
+        self.micro_batch = _NO_BATCH
+        self.backward_began = 0.0
         self.late_counts = LateCounts(context.ranks)
         self._checks_size = True
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
@@ -64,31 +65,28 @@ class Step:
             True: [*self.applying(), discarding],
         }
 
-    def update(self, update: Update) -> None:
-        """One optimizer update from the batches of `update`."""
-        context = self.context
-        self.current = update
-        for micro_batch in update.micro_batches:
-            if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
-                self.run_batch(micro_batch)
-            else:
-                with context.prepared.accumulating():
-                    self.run_batch(micro_batch)
-        # The gradients are those of the whole update now. Usually they have their true size already, because each loss
-        # was multiplied by its share; fp16 and counts that came with the outputs leave a factor.
-        is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
-        if context.callbacks.acts_at["on_optimizer_step_start"]:
-            context.emitter.emit("on_optimizer_step_start")
-        self.finish(self._calls[is_skipped], is_skipped=is_skipped)
-
-    def run_batch(self, micro_batch: MicroBatch) -> None:
-        """Add the gradients of one batch of the update."""
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch of an update."""
         context = self.context
         self.micro_batch = micro_batch
-        if context.callbacks.acts_at["on_train_step_start"]:
+        if micro_batch.has_empty_rank or context.callbacks.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")
-        self._compute(micro_batch.batch, context.state.batches_in_epoch)
-        context.state.batches_in_epoch += 1
+        compute = self.compute if micro_batch.is_borrowed else self._compute
+        if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
+            compute(micro_batch.batch, context.state.batches_in_epoch)
+        else:
+            with context.prepared.accumulating():
+                compute(micro_batch.batch, context.state.batches_in_epoch)
+        context.state.batches_in_epoch += not micro_batch.is_borrowed
+
+    def apply(self) -> None:
+        """Apply the update, all of whose gradients are there."""
+        # Usually they have their true size already, because each loss was multiplied by its share; fp16 and counts that
+        # came with the outputs leave a factor.
+        is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
+        if self.context.callbacks.acts_at["on_optimizer_step_start"]:
+            self.context.emitter.emit("on_optimizer_step_start")
+        self.finish(self._calls[is_skipped], is_skipped=is_skipped)
 
     def compute(self, batch: Any, step: int) -> None:
         """Forward, report, weigh, backward. A request to stop in the backward pass is deferred.
@@ -109,27 +107,24 @@ class Step:
             raise
         finally:
             trainer._batch_samples = None
-        self.report(output, batch, step)
+        loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
+        if not micro_batch.is_borrowed:  # that is recorded where it counts
+            self.context.batch_weight = size if micro_batch.items is None else micro_batch.items
+            self._record(loss, self.context.batch_weight)
+        if micro_batch.has_empty_rank or self.context.callbacks.acts_at["on_train_step_end"]:
+            self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
         # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
         is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
-        loss = self.weigh(output) if is_counted or micro_batch.weight != 1 else output["loss"]
+        share = self.weigh(output) if is_counted or micro_batch.weight != 1 else output["loss"]
         backward = trainer.backward_step
+        self.backward_began = time.perf_counter()
         try:
-            backward(loss)
+            backward(share)
         except StopTrainingError as wish:
             emitter.wish = emitter.wish or wish
         except Exception as error:
             emitter.explain(error, backward, micro_batch.batch)
             raise
-
-    def report(self, output: Any, batch: Any, step: int) -> None:
-        """Tell the loss tracker and the callbacks about a batch."""
-        loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
-        items = self.micro_batch.items
-        self.context.batch_weight = size if items is None else items
-        self._record(loss, self.context.batch_weight)
-        if self.context.callbacks.acts_at["on_train_step_end"]:
-            self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch."""
@@ -141,7 +136,8 @@ class Step:
         weight: Any = self.micro_batch.weight
         if self.is_counted_late(output):
             count = output.get("num_items_in_batch")
-            weight = self.late_counts.add(output["batch_size"] if count is None else count, self.current.samples)
+            count = output["batch_size"] if count is None else count
+            weight = self.late_counts.add(count, self.micro_batch.update.samples)
             if isinstance(weight, torch.Tensor):
                 return loss * weight.to(device=loss.device, dtype=loss.dtype)
         elif self._checks_size and weight != 1:
@@ -194,7 +190,7 @@ class Step:
             calls: what does so. A request to stop is deferred.
             is_skipped: whether nothing changes, because fp16 found infinite gradients.
         """
-        context, emitter, state = self.context, self.context.emitter, self.context.state
+        context, emitter, update = self.context, self.context.emitter, self.micro_batch.update
         for owner, name in calls:
             hook = getattr(owner, name)
             try:
@@ -204,12 +200,13 @@ class Step:
             except Exception as error:
                 emitter.explain(error, hook, self.micro_batch.batch)
                 raise
+        state = context.state
         # The update is complete. From here to the next batch the run can be saved, stopped or resumed.
         state.updates += 1
         state.updates_in_epoch += 1
-        state.samples_in_epoch += self.current.samples
-        state.samples += self.current.samples
-        state.items += 0 if self.current.items is None else self.current.items[1]
+        state.samples_in_epoch += update.samples
+        state.samples += update.samples
+        state.items += 0 if update.items is None else update.items[1]
         state.skipped_updates += is_skipped
         context.history.updates_done += 1
         if context.callbacks.acts_at["on_optimizer_step_end"]:
@@ -243,7 +240,7 @@ class Step:
 
     def release(self) -> None:
         """Drop the references to the last batch."""
-        self.current, self.micro_batch = _NO_UPDATE, _NO_BATCH
+        self.micro_batch = _NO_BATCH
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the optimizer; if the user steps others instead, all that they may train."""

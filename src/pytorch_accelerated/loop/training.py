@@ -13,7 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.data.building import empty_loader_error
 from pytorch_accelerated.data.planned_loader import PlannedLoader
-from pytorch_accelerated.data.updates import RunLoader, Update
+from pytorch_accelerated.data.updates import MicroBatch, RunLoader
 from pytorch_accelerated.data.workers import usable_processors
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.run_state import RunPhase
@@ -208,8 +208,8 @@ class Training:
         context = self.context
         return bool(own_hooks(context.trainer, _HOOKS_OF_UPDATE)) or context.callbacks.ranks_agree_after_each_update()
 
-    def updates(self, loader: Any) -> Iterator[Update]:
-        """The remaining updates of the current epoch."""
+    def batches(self, loader: Any) -> Iterator[MicroBatch]:
+        """The batches of the current epoch that are left, update by update."""
         context, state = self.context, self.context.state
         # A callback may have replaced the loader, or limited it, at the start of the epoch.
         loader = distributed(context, loader, context.loaders.train_kwargs)
@@ -221,9 +221,9 @@ class Training:
         context.epoch_clock.watch(loader)
         self._updates_before, self._updates_of_epoch = state.updates, loader.count_updates()
         counter = counter_for(context, loader, "calculate_train_batch_loss")
-        updates = loader.updates(start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=counter)
+        batches = loader.batches(start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=counter)
         self._note_modes()
-        return updates if context.settings.limit is None else self._up_to_limit(updates)
+        return batches if context.settings.limit is None else self._up_to_limit(batches)
 
     def _note_modes(self) -> None:
         """Note which modules are in evaluation mode while the pass begins: the user keeps them there."""
@@ -244,15 +244,17 @@ class Training:
             "or let the trainer evaluate: `trainer.request_evaluation()`.",
         )
 
-    def _up_to_limit(self, updates: Iterator[Update]) -> Iterator[Update]:
-        """The updates until the run is at its limit."""
-        while not self.context.is_at_limit and (update := next(updates, None)) is not None:
-            if update.items is None and self.context.settings.max_tokens is not None:
+    def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The batches of the updates until the run is at its limit. Nothing is read after that."""
+        is_in_update = False
+        while (is_in_update or not self.context.is_at_limit) and (batch := next(batches, None)) is not None:
+            if batch.update.items is None and self.context.settings.max_tokens is not None:
                 raise ConfigurationError(
                     "`max_tokens` was given, but nothing counts the tokens of a batch. Override `count_batch_items` in "
                     "a subclass, which returns those that count in its loss, or give `max_samples`."
                 )
-            yield update
+            is_in_update = not batch.is_last
+            yield batch
 
     def act_at_safe_point(self) -> None:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""

@@ -18,7 +18,7 @@ import torch
 from pytorch_accelerated.data.updates import MicroBatch, Update
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.guarded import GuardedStep
-from pytorch_accelerated.loop.hook_output import adding_nothing, loss_and_size
+from pytorch_accelerated.loop.hook_output import adding_nothing
 from pytorch_accelerated.loop.step import Call, Step
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of, trained_outside
 
@@ -35,8 +35,6 @@ class RankedStep(Step):
         uneven: how the rows of this rank count.
     """
 
-    _reported_at: float | None = None
-
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
         self.uneven = context.uneven
@@ -51,61 +49,41 @@ class RankedStep(Step):
             steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
             self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in steps]
 
-    def run_batch(self, micro_batch: MicroBatch) -> None:
+    def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of a batch.
 
         A borrowed one counts nowhere: it only makes this rank exchange gradients when the others do.
         """
-        self.micro_batch = micro_batch
-        if not micro_batch.is_borrowed:
-            self._take_part_if_silent("on_train_step_start")
-            super().run_batch(micro_batch)
-        else:
-            self.emit_of_batch("on_train_step_start")
+        if micro_batch.is_borrowed:
             with self.uneven.counting_nothing():
-                self.compute(micro_batch.batch, self.context.state.batches_in_epoch)
-        if self._reported_at is not None:
-            self.context.epoch_clock.meeting_seconds += time.perf_counter() - self._reported_at
-            self._reported_at = None
-
-    def report(self, output: Any, batch: Any, step: int) -> None:
-        """Tell the loss tracker and the callbacks about a batch, unless it is borrowed. The backward pass follows."""
-        if self.micro_batch.is_borrowed:
-            loss_and_size(output, hook="calculate_train_batch_loss")
-            self.emit_of_batch("on_train_step_end")
+                super().add(micro_batch)
         else:
-            super().report(output, batch, step)
-            self._take_part_if_silent("on_train_step_end")
-        # The backward pass, which follows, exchanges gradients. The host of a GPU does not wait for that.
-        if self.micro_batch.is_last and self.context.ranks.device.type == "cpu":
-            self._reported_at = time.perf_counter()
+            super().add(micro_batch)
+        # The backward pass exchanges gradients. The host of a GPU does not wait for that.
+        if micro_batch.is_last and self.context.ranks.device.type == "cpu":
+            self.context.epoch_clock.meeting_seconds += time.perf_counter() - self.backward_began
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update; that of a borrowed batch adds nothing."""
         if not self.micro_batch.is_borrowed:
             return super().weigh(output)
         if self.is_counted_late(output):
-            self.late_counts.add(0, self.current.samples)
+            self.late_counts.add(0, self.micro_batch.update.samples)
         return adding_nothing(output["loss"])
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
-        """Emit an event of the current batch, together with the ranks that have none."""
+        """Emit an event of the current batch, together with the ranks that have none: they answer its `gather`."""
         emit, micro_batch = self.context.emitter.emit, self.micro_batch
         if micro_batch.has_empty_rank:
             self.uneven.take_part(lambda: emit(event, **kwargs), is_idle=micro_batch.is_borrowed)
         else:
             emit(event, **kwargs)
 
-    def _take_part_if_silent(self, event: str) -> None:
-        """If no callback of this rank handles `event`, those of other ranks may still gather."""
-        if self.micro_batch.has_empty_rank and not self.context.callbacks.acts_at[event]:
-            self.emit_of_batch(event)
-
     def complete(self) -> bool:
         """Average the gradients outside of the model, then scale all of them to their true size."""
         if self._outside:
             self._average(list(self._outside.values()))
-            self._averaged = self.current
+            self._averaged = self.micro_batch.update
         return super().complete()
 
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
@@ -120,7 +98,7 @@ class RankedStep(Step):
             handle.remove()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._averaged is not self.current:
+        if self._averaged is not self.micro_batch.update:
             stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             self._average([each for each in self._outside.values() if id(each) in stepped])
 

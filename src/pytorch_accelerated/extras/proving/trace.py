@@ -167,7 +167,7 @@ class Trace(TrainerCallback):
         if not self._begun:
             indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
             start = run.state.samples_in_epoch
-            rows = indices(start, start + run.training.step.current.samples)
+            rows = indices(start, start + run.training.step.micro_batch.update.samples)
             new = trainer.run_history.records[self._num_recorded :]
             metrics = {each.name: repr(each.value) for each in new if not TIMES.search(each.name)}
             self._begun = {"evaluation": digest(self._evaluated), "metrics": metrics}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.data.updates import MicroBatch, Update
+from pytorch_accelerated.data.updates import MicroBatch
 from pytorch_accelerated.errors import CheckpointError, HookOutputError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
@@ -58,6 +59,7 @@ class FaceStep(Step):
         face: the trainer that users see.
         training: the current training.
         learning_rate: of the last update.
+        has_own_batches: whether the user's `get_batch_samples` says which batches an update has.
         samples_used: in the updates of this run, over all processes.
         norms: of the gradients of the last update; None if no log was expected.
     """
@@ -73,31 +75,32 @@ class FaceStep(Step):
         self._has_checked_scale = False
         self.norms: Sequence[torch.Tensor] | None = None
         self._raw_optimizer = getattr(context.optimizer, "optimizer", context.optimizer)
-        self._has_own_batches = not is_ours(self.face.get_batch_samples)
+        self.has_own_batches = not is_ours(self.face.get_batch_samples)
 
-    def update(self, update: Update) -> None:
-        """Do one update, with its events."""
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Add the gradients of one batch, and tell the callbacks."""
+        emitter, face, update = self.context.emitter, self.face, micro_batch.update
+        if update is not self.micro_batch.update:  # its first batch
+            emitter.defer(face.callback_handler.fire, "on_step_begin", face)
+            self._loss = None
+            if not self.has_own_batches:
+                self._items = None if update.items is None else items_of_update(*update.items, face.args)
+        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts act on it
+        super().add(micro_batch)
+        if not micro_batch.is_last:
+            emitter.defer(face.callback_handler.fire, "on_substep_end", face)
+
+    def apply(self) -> None:
+        """Apply the update, and tell the callbacks."""
+        super().apply()
         emitter, face = self.context.emitter, self.face
-        emitter.defer(face.callback_handler.fire, "on_step_begin", face)
-        self._loss = None
-        self._items = None if update.items is None else items_of_update(*update.items, face.args)
-        if self._has_own_batches:
-            update = update._replace(micro_batches=self._own_batches(update))
-        super().update(update)
-        self.samples_used += update.samples
+        self.samples_used += self.micro_batch.update.samples
         batches, state, position = self.training.batches_of_epoch, face.state, self.context.state
         used = min(position.updates_in_epoch * face.args.gradient_accumulation_steps, batches)
         state.global_step, state.epoch = position.updates, position.epochs + used / batches
         if self.training.counter.counts_tokens:
             state.num_input_tokens_seen += self.training.counter.take_tokens(self.context.ranks)
         emitter.defer(self.training.end_part, "on_step_end")
-
-    def run_batch(self, micro_batch: MicroBatch) -> None:
-        """Add the gradients of one batch, and tell the callbacks."""
-        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts act on it
-        super().run_batch(micro_batch)
-        if not micro_batch.is_last:
-            self.context.emitter.defer(self.face.callback_handler.fire, "on_substep_end", self.face)
 
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
@@ -134,7 +137,7 @@ class FaceStep(Step):
             is_share = True
             self._check_scale()
         # If sizes of batches are unknown, batches are counted instead.
-        weight = 1 / self.current.samples if micro_batch.weight is None else micro_batch.weight
+        weight = 1 / micro_batch.update.samples if micro_batch.weight is None else micro_batch.weight
         return loss if is_share or weight == 1 else loss * weight
 
     def applying(self) -> list[Call]:
@@ -184,28 +187,34 @@ class FaceStep(Step):
             )
         self._has_checked_scale = True
 
-    def _own_batches(self, update: Update) -> list[MicroBatch]:
-        """The batches of an update that an overridden `get_batch_samples` returns, and whose items it counts."""
-        planned: list[MicroBatch] = []
-
-        def batches() -> Iterator[Any]:
-            for micro_batch in update.micro_batches:
-                planned.append(micro_batch)
-                yield micro_batch.batch
-
+    def own_batches(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The batches that an overridden `get_batch_samples` returns for each update, and whose items it counts."""
         face: Any = self.face
-        device, left = face.args.device, batches()
-        own, self._items = face.get_batch_samples(left, face.current_gradient_accumulation_steps, device)
-        collections.deque(left, maxlen=0)  # which are left out
-        if not own:
-            raise HookOutputError(
-                f"{type(face).__name__}.get_batch_samples returned no batch for an update. Return at least one of "
-                "those that the iterator yields."
-            )
-        if len(own) != len(planned):  # batches that count the same
-            planned = [MicroBatch(None, weight=1 / len(own), is_last=False) for _ in own]
-            planned[-1] = planned[-1]._replace(is_last=True)
-        return [each._replace(batch=send_to_device(batch, device)) for each, batch in zip(planned, own, strict=True)]
+        device = face.args.device
+        for first in batches:
+            planned: list[MicroBatch] = []
+            left = _of_update(itertools.chain([first], batches), planned)
+            own, self._items = face.get_batch_samples(left, face.current_gradient_accumulation_steps, device)
+            collections.deque(left, maxlen=0)  # which are left out
+            if not own:
+                raise HookOutputError(
+                    f"{type(face).__name__}.get_batch_samples returned no batch for an update. Return at least one of "
+                    "those that the iterator yields."
+                )
+            if len(own) != len(planned):  # batches that count the same
+                planned = [MicroBatch(None, weight=1 / len(own), is_last=False, update=first.update) for _ in own]
+                planned[-1] = planned[-1]._replace(is_last=True)
+            for each, batch in zip(planned, own, strict=True):
+                yield each._replace(batch=send_to_device(batch, device))
+
+
+def _of_update(batches: Iterator[MicroBatch], planned: list[MicroBatch]) -> Iterator[Any]:
+    """The batches of one update, which are noted in `planned`."""
+    for micro_batch in batches:
+        planned.append(micro_batch)
+        yield micro_batch.batch
+        if micro_batch.is_last:
+            return
 
 
 class RankedFaceStep(FaceStep, RankedStep):
@@ -338,17 +347,20 @@ class FaceTraining(Training):
         is_stopped = self._updates_of_epoch is None and control.should_training_stop
         return not control.should_epoch_stop and (is_stopped or super().ends_before_data)
 
-    def updates(self, loader: Any) -> Iterator[Update]:
-        """The updates of the current epoch that are still due, until a callback ends it."""
-        updates = super().updates(loader)
+    def batches(self, loader: Any) -> Iterator[MicroBatch]:
+        """The batches of the current epoch that are left, until a callback ends it."""
+        batches = super().batches(loader)
+        if self.step.has_own_batches:
+            batches = self.step.own_batches(batches)
         # Of a stream without an end, the run is the only epoch.
         of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
         self.batches_of_epoch = self.context.loaders.train.num_batches or of_run
-        for update in updates:
-            yield update
-            control = self.agreed_control()
-            if control.should_epoch_stop or control.should_training_stop:
-                return
+        for batch in batches:
+            yield batch
+            if batch.is_last:
+                control = self.agreed_control()
+                if control.should_epoch_stop or control.should_training_stop:
+                    return
 
     def refuse_empty_epoch(self, loader: Any) -> None:
         """End the run with a warning: a stream may be exhausted."""
