@@ -99,6 +99,9 @@ class MetricsCallback(TrainerCallback):
         scores: "logits" or "probabilities".
         average: of precision, recall, f1, auc and average_precision over the classes: "macro", "micro" or "weighted".
 
+    Attributes:
+        asked: what these last arguments say of outputs and targets.
+
     Raises:
         ArgumentTypeError: for a function without a name, or what is no metric.
         ConfigurationError: for the names "loss" and "loss_epoch", which the trainer uses.
@@ -142,7 +145,7 @@ class MetricsCallback(TrainerCallback):
         # By metric, the name under which it is recorded.
         self._recorded = {} if others is not None else _other_names(metrics)
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
-        self._asked = Asked(task, dim, ignore_index, scores, average)
+        self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
         self._is_agreed = False  # on that
         self._functions, others = _divided(others) if others is not None else ({}, None)
@@ -276,7 +279,7 @@ class MetricsCallback(TrainerCallback):
         if self._names and self._task is None:
             loss_func = None if self._chooses or callable(self.predictions) else trainer.loss_func  # it gets others
             numbers = self._names[0] in NUMBER_NAMES
-            self._begin(trainer, kind_of_task(loss_func, *pair, self._asked, numbers=numbers))
+            self._begin(trainer, kind_of_task(loss_func, *pair, self.asked, numbers=numbers))
         self._prepare(trainer, purpose)
         key = self._key_of(trainer, purpose)
         if key in self._collections:
@@ -319,7 +322,7 @@ class MetricsCallback(TrainerCallback):
             with explained_loading(type(self).__name__, "the training state"):
                 _write_states(self._collections[key], saved, to_continue=True)
         if self._task is not None and (saved or key not in self._named):
-            named = NamedMetrics(self._names, self._task, self._asked, trainer.device)
+            named = NamedMetrics(self._names, self._task, self.asked, trainer.device)
             self._named = {**self._named, key: named}
             with explained_loading(type(self).__name__, "the training state"):
                 _add_states(named, [state[_NAMED] for state in saved if _NAMED in state], to_continue=True)
@@ -378,7 +381,7 @@ class MetricsCallback(TrainerCallback):
             named = self._named[key]
             if ranks.count > 1:
                 states = ranks.exchange(self._state_of(key)[_NAMED])
-                named = NamedMetrics(self._names, self._task, self._asked, trainer.device)  # type: ignore[arg-type]
+                named = NamedMetrics(self._names, self._task, self.asked, trainer.device)  # type: ignore[arg-type]
                 _add_states(named, states)
             values = {self._recorded.get(name, name): value for name, value in named.values().items()}
         if key in self._collections:

@@ -23,7 +23,7 @@ def mixed_seed(*parts: object) -> int:
     Sums like ``seed + epoch`` would give epoch 1 of seed 0 and epoch 0 of seed 1 the same order, and torch's CPU
     generator keeps only the low 32 bits of a seed.
     """
-    return int.from_bytes(_digest(parts)[:4], "little")
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")
 
 
 def seeds_of_batches(*parts: object) -> Callable[[int], int]:
@@ -31,7 +31,8 @@ def seeds_of_batches(*parts: object) -> Callable[[int], int]:
 
     Unlike a hash of all that for each batch, its time does not show next to a small step.
     """
-    return functools.partial(split_mix, int.from_bytes(_digest(parts)[:8], "little"))
+    start = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+    return functools.partial(split_mix, start)
 
 
 def split_mix(start: int, number: int) -> int:
@@ -43,10 +44,6 @@ def split_mix(start: int, number: int) -> int:
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _64_BITS
     return (bits ^ bits >> 31) & 0xFFFFFFFF
-
-
-def _digest(parts: tuple[object, ...]) -> bytes:
-    return hashlib.sha256(repr(parts).encode()).digest()
 
 
 def set_seed(seed: int) -> None:

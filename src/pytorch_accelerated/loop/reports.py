@@ -35,7 +35,7 @@ class LossReports:
     def mark_rest(self) -> None:
         """End a record after the current update, unless one has."""
         if self._context.recorder is not None:
-            self._context.recorder.mark_rest(self._context.state.samples_in_epoch, self._context.parameter_groups)
+            self._context.recorder.mark(self._context.state.samples_in_epoch, self._context.parameter_groups)
 
     def finish_records(self) -> None:
         """Make a record of the updates after the last one, since the run may end within an epoch.

@@ -21,6 +21,7 @@ from pytorch_accelerated.record.step_records import StepHistory, records_of, tab
 from pytorch_accelerated.record.values import (
     MetricRecord,
     columns_of,
+    is_scalar,
     joined,
     name_in_set,
     records_in,
@@ -52,10 +53,12 @@ class RunHistory(StepHistory, ABC):
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
         updates_done: optimizer updates so far, counted by the loop. If the history is not reset, a second run continues
             the count of the first.
+        metric_name_prefix: the prefix of the names of recorded metrics; see `set_metric_name_prefix`.
+        evaluation_set: the name of the evaluation set that is being evaluated; empty if it has none.
     """
 
     is_evaluated_beside = False
-    _metric_name_prefix = _evaluation_set = ""
+    metric_name_prefix = evaluation_set = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
         history = super().__new__(cls)
@@ -110,28 +113,18 @@ class RunHistory(StepHistory, ABC):
     def reset(self) -> None:
         """Forget all values and go back to epoch 1 and update 0. The prefix stays."""
 
-    @property
-    def metric_name_prefix(self) -> str:
-        """The prefix of the names of recorded metrics."""
-        return self._metric_name_prefix
-
     def set_metric_name_prefix(self, prefix: str = "") -> None:
         """Put `prefix` before the name of each metric recorded from now on."""
-        self._metric_name_prefix = prefix
-
-    @property
-    def evaluation_set(self) -> str:
-        """The name of the evaluation set that is being evaluated; empty if it has none."""
-        return self._evaluation_set
+        self.metric_name_prefix = prefix
 
     @contextlib.contextmanager
     def measuring_on(self, evaluation_set: str) -> Iterator[None]:
         """Context in which the names of recorded metrics contain that of a set: "eval_noisy_loss_epoch"."""
-        before, self._evaluation_set = self._evaluation_set, evaluation_set
+        before, self.evaluation_set = self.evaluation_set, evaluation_set
         try:
             yield
         finally:
-            self._evaluation_set = before
+            self.evaluation_set = before
 
     @property
     def current_epoch(self) -> int:
@@ -201,7 +194,7 @@ class RunHistory(StepHistory, ABC):
             "step_read_positions": dict(self._step_read_positions),
             "current_epoch": self._current_epoch,
             "updates_done": self.updates_done,
-            "metric_name_prefix": self._metric_name_prefix,
+            "metric_name_prefix": self.metric_name_prefix,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -289,16 +282,6 @@ class RunHistory(StepHistory, ABC):
         shown = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
         return f"{type(self).__name__}({shown})"
 
-    def _add(self, record: MetricRecord) -> None:
-        self._metric_records.append(record)
-        known = self._extremes.setdefault(record.name, {})
-        known["latest"] = record
-        if record.is_scalar and math.isfinite(record.value):
-            if "least" not in known or record.value < known["least"].value:
-                known["least"] = record
-            if "greatest" not in known or record.value > known["greatest"].value:
-                known["greatest"] = record
-
 
 def with_some_records(state: Mapping[str, Any], keep: Sequence[bool]) -> dict[str, Any]:
     """The state of a history without some of its records.
@@ -319,17 +302,26 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(update_metric)
     def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        name, value = name_in_set(name, self._evaluation_set), stored_value(value)
-        records_before = len(self._metric_records)
-        # The method of its base class, which it may call, gets the whole name.
-        evaluation_set, self._evaluation_set = self._evaluation_set, ""
+        value, records_before = stored_value(value), len(self._metric_records)
+        evaluation_set, self.evaluation_set = self.evaluation_set, ""
+        if evaluation_set:
+            name = name_in_set(name, evaluation_set)
         try:
+            # A method that calls that of its base class gives it the whole name, so the set is left out meanwhile.
             update_metric(self, name, value, *args, **kwargs)
         finally:
-            self._evaluation_set = evaluation_set
-        if len(self._metric_records) == records_before:  # otherwise it has called that method
-            full_name = self.metric_name_prefix + name
-            self._add(MetricRecord(full_name, value, self.current_epoch, self.updates_done))
+            self.evaluation_set = evaluation_set
+        if len(self._metric_records) > records_before:
+            return  # the method of the base class has recorded the value
+        record = MetricRecord(self.metric_name_prefix + name, value, self.current_epoch, self.updates_done)
+        self._metric_records.append(record)
+        known = self._extremes.setdefault(record.name, {})
+        known["latest"] = record
+        if is_scalar(value) and math.isfinite(value):
+            if "least" not in known or value < known["least"].value:
+                known["least"] = record
+            if "greatest" not in known or value > known["greatest"].value:
+                known["greatest"] = record
 
     return wrapper
 

@@ -70,7 +70,8 @@ class LossTracker:
         Waits for the device if there are pending losses in them, which stay pending.
         """
         if self._part_ends:
-            self._summary_of_pending()
+            _, weighted, weights = self._pending_numbers()
+            self._sum_parts(weighted, weights, is_last=False)
         parts, self._parts = self._parts, []
         return parts
 
@@ -78,11 +79,16 @@ class LossTracker:
         """Add pending losses to the sums. Waits for the device once if there are any."""
         if not self._pending_losses:
             return
-        total, count, last, first_non_finite = self._summary_of_pending(is_last=True)
-        self._total += total
-        self._count += count
-        self._last = last
-        self._note_non_finite(first_non_finite)
+        losses, weighted, weights = self._pending_numbers()
+        self._sum_parts(weighted, weights, is_last=True)
+        counted = weights != 0
+        with np.errstate(all="ignore"):  # non-finite losses are reported through their index
+            self._total += float(weighted[counted].sum())
+        self._count += float(weights.sum())
+        self._last = float(losses[-1])
+        bad = np.flatnonzero(~np.isfinite(losses) & counted)  # a mean of no items is NaN, which is not an error
+        if self.first_non_finite is None and len(bad):
+            self.first_non_finite = self.batches_read + int(bad[0])
         self.batches_read += len(self._pending_losses)
         self._pending_losses.clear()
         self._pending_weights.clear()
@@ -97,31 +103,20 @@ class LossTracker:
 
         The last bit of a sum depends on where it is divided, so a look before a save must not add anything to it.
         """
-        if self._pending_losses:
-            self._note_non_finite(self._summary_of_pending()[3])
+        looked_at = self.copy()
+        looked_at.read()
+        self.first_non_finite = looked_at.first_non_finite
 
-    def _summary_of_pending(self, *, is_last: bool = False) -> tuple[float, float, float, int]:
-        """Weighted sum, sum of weights, last loss and index of the first non-finite one (-1: none), in one transfer.
+    def _pending_numbers(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Pending losses, the same times their weights, and the weights, in one transfer.
 
-        Parts that have ended are summed too, and if `is_last`, also the beginning of the one that has not.
+        A weight of 0 leaves a batch out, whatever its loss: 0 times NaN would not.
         """
-        if not self._pending_losses:
-            self._sum_parts(np.zeros(0), np.zeros(0), is_last=is_last)
-            return 0.0, 0.0, self._last, -1
-        values, shares = _to_numbers(self._pending_losses, self._pending_weights)
-        is_finite = np.isfinite(values)
+        losses, weights = _to_numbers(self._pending_losses, self._pending_weights)
         if self.leaves_out_non_finite:
-            shares, is_finite = np.where(is_finite, shares, 0.0), np.ones_like(is_finite)
-        counted = shares != 0  # a weight of 0 leaves a batch out, whatever its loss; 0 * nan would not
-        bad = np.flatnonzero(~is_finite & counted)  # a mean of no items is NaN, which is not an error
-        with np.errstate(all="ignore"):  # non-finite losses are reported through their index
-            weighted = values[counted] * shares[counted]
-            total = float(weighted.sum())
-            if self._part_ends or is_last:
-                every_loss = np.zeros_like(values)
-                every_loss[counted] = weighted
-                self._sum_parts(every_loss, shares, is_last=is_last)
-        return total, float(shares.sum()), float(values[-1]), int(bad[0]) if len(bad) else -1
+            weights = np.where(np.isfinite(losses), weights, 0.0)
+        with np.errstate(all="ignore"):
+            return losses, np.where(weights != 0, losses * weights, 0.0), weights
 
     def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
         starts = [max(0, self._part_start - self.batches_read), *(end - self.batches_read for end in self._part_ends)]
@@ -137,10 +132,6 @@ class LossTracker:
         if is_last:
             self._part_read = parts[-1]
 
-    def _note_non_finite(self, pending_index: int) -> None:
-        if self.first_non_finite is None and pending_index >= 0:
-            self.first_non_finite = self.batches_read + pending_index
-
     def copy(self) -> LossTracker:
         """An independent copy, which shares the losses. Does not wait for the device."""
         copied = copy.copy(self)
@@ -151,11 +142,9 @@ class LossTracker:
 
     def peek(self) -> float | None:
         """The mean so far, or None before the first batch; keeps pending losses pending. Waits for the device."""
-        total, count = self._total, self._count
-        if self._pending_losses:
-            new_total, new_count, _, _ = self._summary_of_pending()
-            total, count = total + new_total, count + new_count
-        return total / count if count else None
+        copied = self.copy()
+        copied.read()
+        return copied._total / copied._count if copied._count else None
 
     @property
     def average(self) -> float:

@@ -429,6 +429,7 @@ class StepRecorder:
         self._samples_before_epoch = self._samples - samples_in_epoch
         self._new_from, self._seconds_from, self._waited_from, self._met_from = self._samples, 0.0, 0.0, 0.0
         self._clock = clock
+        self._last_update = max((record.update for record in self._history.step_records[-1:]), default=0)
         self.grow(updates)
 
     def grow(self, updates: int) -> None:
@@ -437,12 +438,14 @@ class StepRecorder:
             self.interval = usual_interval(updates)
 
     def mark(self, samples_in_epoch: int, groups: Sequence[dict[str, Any]]) -> None:
-        """End a record after the current update.
+        """End a record after the current update, unless the last one has ended there.
 
         Args:
             samples_in_epoch: samples of the epoch that have been used.
             groups: the parameter groups of the optimizer.
         """
+        if self._history.updates_done <= self._last_update:
+            return
         timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
         seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
         rates: tuple[Any, ...] = tuple(
@@ -454,14 +457,9 @@ class StepRecorder:
         self._marks.append(_Mark(record, samples - self._new_from, (time.perf_counter() - self._started, *parts)))
         self._samples = self._new_from = samples
         self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
+        self._last_update = record.update
         self._losses.end_part()
         self._gradient_norms.end_part()
-
-    def mark_rest(self, samples_in_epoch: int, groups: Sequence[dict[str, Any]]) -> None:
-        """End a record after the current update, unless the last record has ended there."""
-        ended = [mark.record for mark in self._marks[-1:]] or self._history.step_records
-        if self._history.updates_done > (ended[-1].update if ended else 0):
-            self.mark(samples_in_epoch, groups)
 
     def position(self, samples: int) -> int:
         """The samples of the current epoch among the first `samples` of the history."""
@@ -500,8 +498,11 @@ class StepRecorder:
         values, pairs = bits[:, :, :-1].copy().view(np.float64), bits[:, :, -1:].copy().view(np.float32)
         sums, times = values[:, :, :2].sum(axis=0).tolist(), np.concatenate([values[:, :, 2:], pairs], axis=2)
         norms = self._gradient_norms.take_parts()
+        ranks_of_records: list[tuple[RankTimes, ...]] = (
+            [()] * len(self._marks) if len(per_rank) == 1 else _times_of_ranks(times)
+        )
         for mark, (total, count), (seconds, epoch_seconds, waited, _), ranks, (norm, clipped) in zip(
-            self._marks, sums, times[0].tolist(), _times_of_ranks(times), norms, strict=True
+            self._marks, sums, times[0].tolist(), ranks_of_records, norms, strict=True
         ):
             record = mark.record._replace(
                 seconds=seconds,
@@ -532,15 +533,13 @@ class StepRecorder:
 
 
 def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
-    """For each record, where the ranks spent its time; nothing for one rank.
+    """For each record, where each of several ranks spent its time.
 
     Ranks leave a backward pass together, so the one that spent the least time in it came last.
 
     Args:
         times: by rank and record, those of `_Mark`.
     """
-    if len(times) == 1:
-        return [()] * times.shape[1]
     _, seconds, data_wait, meeting = np.moveaxis(times, 2, 0)
     others_wait = meeting - meeting.min(axis=0)
     shares = np.stack([seconds - data_wait - others_wait, data_wait, others_wait], axis=2).swapaxes(0, 1)

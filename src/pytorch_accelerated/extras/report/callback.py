@@ -388,7 +388,7 @@ def _asked(trainer: Trainer) -> Asked:
     """What the metrics callbacks of the run that take outputs and targets as they are say of them, if they agree."""
     usual = MetricsCallback.get_predictions_and_targets
     all_asked = {
-        dataclasses.replace(each._asked, average=None)
+        dataclasses.replace(each.asked, average=None)
         for each in trainer.callback_handler
         if isinstance(each, MetricsCallback) and type(each).get_predictions_and_targets is usual
         if each.predictions in (None, "argmax", "logits") and each.targets in (None, "labels")
