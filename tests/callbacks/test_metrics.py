@@ -150,7 +150,7 @@ def test_metrics_that_keep_predictions_do_not_keep_the_graph():
 
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             self.kept += tuple(
-                kept.requires_grad for kept in metrics._collections["train_"]["auroc"].metric_state["preds"]
+                kept.requires_grad for kept in metrics._passes["train_"].collection["auroc"].metric_state["preds"]
             )
 
     metrics, graphs = Probabilities(several_metrics()), Graphs()

@@ -11,6 +11,7 @@ from pytorch_accelerated.loop.callback import PassLimit, TrainerCallback
 from pytorch_accelerated.record.text import format_count
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.data.updates import Loaders
     from pytorch_accelerated.loop.callback import Trainer
 
 
@@ -65,13 +66,13 @@ class LimitEvalStepsCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit all evaluations of the run, if none is exempt."""
         if not self.limit_intermediate_only:
-            self._limit(trainer)
+            self._limit(trainer.run_context.loaders)
 
     on_evaluation_run_start = on_training_run_start
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluations within the training epoch."""
-        self._limit(trainer)
+        self._limit(trainer.run_context.loaders)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Give the whole loader back to the evaluation that comes next, unless all are meant."""
@@ -85,8 +86,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     on_evaluation_run_end = on_exception = on_training_run_end
 
-    def _limit(self, trainer: Trainer) -> None:
-        loaders = trainer.run_context.loaders
+    def _limit(self, loaders: Loaders) -> None:
         if self._unlimited is None and loaders.eval is not None:
             self._unlimited = loaders.all_eval
             loaders.all_eval = [DataLoaderSlice(loader, self.num_eval_steps) for loader in self._unlimited]
@@ -105,7 +105,7 @@ class LimitBatchesCallback(PassLimit):
     """
 
     _source: str | None = "LimitBatchesCallback"
-    _told_apart_by = "num_batches"  # a trainer may have several limits; the smallest applies
+    _told_apart_by = "num_batches"  # a trainer may have two limits; the smaller one applies
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = checked_limit(num_batches, name="num_batches")

@@ -46,7 +46,7 @@ class MetricJudge(TrainerCallback):
             self._continue()
         else:
             self._new_values(trainer)  # those of earlier runs belong to other weights
-            self._start_anew()
+            self._start_over()
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Judge an evaluation within an epoch."""
@@ -88,7 +88,7 @@ class MetricJudge(TrainerCallback):
     def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
         """Act on new values. The last belongs to `state`, or without one to the weights that the model has now."""
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         """Forget what is known of earlier runs."""
 
     def _continue(self) -> None:

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.step_records import StepRecord
 from pytorch_accelerated.record.text import printable
-from pytorch_accelerated.record.values import MetricRecord
+from pytorch_accelerated.record.values import MetricRecord, joined
 from pytorch_accelerated.record.warning import never_ends_a_run
 from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.publish import replacing
@@ -28,16 +28,9 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_WRITES = 1.0  # of step records: opening the file for each takes longer than a small update
 
 
-class _Row(NamedTuple):
-    """The values of a step record, or of the metrics of one point of the run, with `epoch` and `update`."""
-
-    values: dict[str, Any]
-    is_step: bool
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The epoch and the update."""
-        return self.values["epoch"], self.values["update"]
+# Epoch, update, and what the row is of: a step record, metrics of the run (0), or its n-th evaluation after training.
+_Place = tuple[int, int, int]
+_STEP = -1
 
 
 @never_ends_a_run
@@ -60,12 +53,13 @@ class _FileLogger(TrainerCallback, abc.ABC):
     _told_apart_by = "path"
 
     _columns: Sequence[str] = ()
-    # Those that the file lacks, and the last row of metrics, which may get more of them.
-    _rows: Sequence[_Row] = ()
+    # The file lacks these rows, or has the last of them without metrics that have come since.
+    _rows: Sequence[tuple[_Place, dict[str, Any]]] = ()
     _size_bytes = 0  # of the file before these; 0 if nothing was written yet
-    _begins_anew = False
+    _starts_over = False
     _written_at = -math.inf
-    _last_place = (1, 0)
+    _last_place: _Place = (1, 0, 0)
+    _evaluations = 0
     _is_evaluating = False
 
     def __init__(self, path: str | os.PathLike[str], *, step_records: bool = True) -> None:
@@ -98,7 +92,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin a row at the last logged point of the run, although the history was reset."""
         self._is_evaluating = True
-        self._rows = [*self._rows, _new_row(*self._last_place)]
+        self._evaluations += 1
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log all remaining metrics, also after an exception."""
@@ -111,42 +105,51 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Write the file again: the history that is being loaded has all rows."""
-        self._begins_anew = True
+        self._starts_over = True
 
     def _log(self, trainer: Trainer, *, survives_power_cuts: bool = True) -> None:
         history, ranks = trainer.run_history, trainer.run_context.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
         metrics = history.read_new_records(self.state_key)
-        if self._is_evaluating:
-            epoch, update = self._last_place
-            metrics = [record._replace(epoch=epoch, update=update) for record in metrics]
-        if not ranks.is_first or not (steps or metrics or self._begins_anew):
+        if not ranks.is_first or not (steps or metrics or self._starts_over):
             return
-        self._rows = _with_entries(self._rows, steps, metrics)
-        self._last_place = self._rows[-1].place if self._rows else self._last_place
+        self._rows = joined([*self._rows, *self._entries(steps, metrics)])
+        self._last_place = self._rows[-1][0] if self._rows else self._last_place
         if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
             return
         path = self._absolute(self.path)
         is_whole = path.is_file() and path.stat().st_size >= self._size_bytes
-        if self._begins_anew or (self._size_bytes and not is_whole):
+        if self._starts_over or (self._size_bytes and not is_whole):
             self._columns, self._size_bytes = (), 0
             if not self._is_evaluating:
-                self._rows = _with_entries((), history.step_records if self.step_records else (), history.records)
-        self._begins_anew = False
+                steps = history.step_records if self.step_records else ()
+                self._rows = joined(self._entries(steps, history.records))
+        self._starts_over = False
         self._write(survives_power_cuts=survives_power_cuts)
+
+    def _entries(
+        self, steps: Sequence[StepRecord], metrics: Sequence[MetricRecord]
+    ) -> Iterator[tuple[_Place, dict[str, Any]]]:
+        """Each step record and each number among the metrics with its place, in the order of updates."""
+        measured = [((each.epoch, each.update, _STEP), each.columns()) for each in steps]
+        evaluation = (*self._last_place[:2], self._evaluations) if self._is_evaluating else None
+        numbers = [
+            (evaluation or (each.epoch, each.update, 0), {each.name: each.value}) for each in metrics if each.is_scalar
+        ]
+        return heapq.merge(measured, numbers, key=lambda entry: entry[0][1])
 
     def _write(self, *, survives_power_cuts: bool) -> None:
         """Write the rows that the file lacks, and the last row again if it may have more metrics now."""
-        rows = [row for row in self._rows if len(row.values) > len(row.place)]
-        names = ["epoch", "update", *self._columns, *(name for row in rows for name in row.values)]
+        names = ["epoch", "update", *self._columns, *(name for _, values in self._rows for name in values)]
         columns = sorted(dict.fromkeys(names), key=_is_of_steps)
         is_whole = columns != self._columns
-        unsettled = [row for row in rows[-1:] if not row.is_step]
-        settled = rows[: len(rows) - len(unsettled)]
+        unsettled = [row for row in self._rows[-1:] if row[0][2] != _STEP]
+        rows = [{"epoch": epoch, "update": update, **values} for (epoch, update, _), values in self._rows]
+        number_settled = len(rows) - len(unsettled)
         start, before = (0, self._beginning(columns)) if is_whole else (self._size_bytes, "")
-        data = (before + self._lines([row.values for row in settled], columns)).encode()
+        data = (before + self._lines(rows[:number_settled], columns)).encode()
         size_bytes = start + len(data)
-        data += self._lines([row.values for row in unsettled], columns).encode()
+        data += self._lines(rows[number_settled:], columns).encode()
         if is_whole:
             with replacing(self._absolute(self.path)) as file:
                 disk.write(file, data)
@@ -196,28 +199,8 @@ class JSONLoggerCallback(_FileLogger):
         return "".join(json.dumps({name: _json_value(value) for name, value in row.items()}) + "\n" for row in rows)
 
 
-def _new_row(epoch: int, update: int) -> _Row:
-    return _Row({"epoch": epoch, "update": update}, is_step=False)
-
-
 def _is_of_steps(column: str) -> bool:
     return column in StepRecord._fields[2:] or column.startswith("learning_rate")
-
-
-def _with_entries(rows: Sequence[_Row], steps: Sequence[StepRecord], metrics: Sequence[MetricRecord]) -> list[_Row]:
-    """The rows and those of further records: a metric shares the row before it if that is of the same moment."""
-    joined = list(rows)
-    numbers = [record for record in metrics if record.is_scalar]
-    entries: Iterator[MetricRecord | StepRecord] = heapq.merge(steps, numbers, key=lambda record: record.update)
-    for entry in entries:
-        if isinstance(entry, StepRecord):
-            joined.append(_Row(entry.columns(), is_step=True))
-            continue
-        last = joined[-1] if joined else None
-        if last is None or last.is_step or last.place != (entry.epoch, entry.update) or entry.name in last.values:
-            joined.append(_new_row(entry.epoch, entry.update))
-        joined[-1].values[entry.name] = entry.value
-    return joined
 
 
 def _text_in_cell(name: str) -> str:

@@ -52,7 +52,7 @@ class MetricsCallback(TrainerCallback):
         MetricsCallback({"accuracy": accuracy, "kappa": sklearn.metrics.cohen_kappa_score}, predictions="argmax")
 
     The first records ``train_accuracy``, ``train_f1``, ``eval_accuracy`` and ``eval_f1`` and, for evaluations within an
-    epoch, ``intermediate_eval_accuracy`` and ``intermediate_eval_f1``. Of several evaluation sets, the metrics of the
+    epoch, ``intermediate_eval_accuracy`` and ``intermediate_eval_f1``. With named evaluation sets, the metrics of the
     first are also recorded under these names. Put this callback before the callbacks that log.
 
     **Names** are accuracy, balanced_accuracy, precision, recall, f1, auc, average_precision, mcc and top_5_accuracy of
@@ -72,7 +72,7 @@ class MetricsCallback(TrainerCallback):
     larger, pass metrics of torchmetrics, which need not keep rows.
 
     **Metrics of torchmetrics** are updated batch by batch, in training as well, and recorded as ``train_<name>``, too.
-    With several ranks, the values are those of one process with all samples, if the metric can be merged: each rank
+    On two or more ranks, the values are those of one process with all samples, if the metric can be merged: each rank
     updates its own copy, without waiting for the others, and the copies are merged when the value is computed. Ranks
     without a batch do not count. The copies are saved with training states, so a resumed epoch has the same metrics.
 
@@ -103,7 +103,7 @@ class MetricsCallback(TrainerCallback):
         asked: what these last arguments say of outputs and targets.
 
     Raises:
-        ArgumentTypeError: for a function without a name, or what is no metric.
+        ArgumentTypeError: for a function without a name, or anything that isn't a metric.
         ConfigurationError: for the names "loss" and "loss_epoch", which the trainer uses.
         HookOutputError: in an evaluation, if there are no such predictions or targets, or a function fails or returns
             something else than numbers.
@@ -113,10 +113,6 @@ class MetricsCallback(TrainerCallback):
     #: Whether averages of the weights are measured, too.
     measures_averages = False
 
-    # By the prefix of the names under which they are recorded.
-    _collections: Mapping[str, MetricCollection] = {}
-    _named: Mapping[str, NamedMetrics] = {}
-    _restored: Mapping[str, Any] = {}
     _ranks: Ranks | None = None
 
     @property
@@ -124,8 +120,8 @@ class MetricsCallback(TrainerCallback):
         """Names of the metrics that it records; None for functions and objects, which may return dicts."""
         if self._functions or self.metrics is not None:
             return None
-        names = [self._recorded.get(name, name) for name in self._names]
-        return [f"{prefix}_{name}" for prefix in ("train", "eval", "intermediate_eval") for name in names]
+        prefixes = ("train", "eval", "intermediate_eval")
+        return [f"{prefix}_{name}" for prefix in prefixes for name in self._recorded.values()]
 
     def __init__(
         self,
@@ -142,14 +138,16 @@ class MetricsCallback(TrainerCallback):
         average: str | None = None,
     ) -> None:
         self._names, others = _names_in(metrics)
-        # By metric, the name under which it is recorded.
-        self._recorded = {} if others is not None else _other_names(metrics)
+        # By metric, the name under which it is recorded: a dict such as {"digit_accuracy": "accuracy"} gives another.
+        renames = isinstance(metrics, Mapping) and others is None
+        self._recorded = dict(zip(self._names, metrics if renames else self._names, strict=True))
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
         self._is_agreed = False  # on that
         self._functions, others = _divided(others) if others is not None else ({}, None)
-        self._rows: dict[str, InMemoryPredictions] = {}  # evaluations of several models may overlap
+        self._passes: dict[str, _Pass] = {}  # by the prefix of what they record; evaluations of models may overlap
+        self._restored: dict[str, Any] = {}
         self._batches = 0
         self.metrics = None if others is None else _as_collection(others)
         self.during_training = during_training
@@ -173,11 +171,11 @@ class MetricsCallback(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The class; with `predictions`, `targets` or functions alone also the names: a run may have several."""
+        """The class; with `predictions`, `targets` or functions alone also the names: a run may have more than one."""
         if self.predictions is None and self.targets is None and (self._names or self.metrics is not None):
             return type(self).__name__
-        own = [self._recorded.get(name, name) for name in self._names]
-        names = [*own, *self._functions, *([] if self.metrics is None else map(str, self.metrics.keys()))]
+        of_torchmetrics = [] if self.metrics is None else map(str, self.metrics.keys())
+        names = [*self._recorded.values(), *self._functions, *of_torchmetrics]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -185,14 +183,14 @@ class MetricsCallback(TrainerCallback):
         if self._measures_training:
             if trainer.run_state.updates_in_epoch == 0:
                 self._forget(trainer, "train_")
-            self._prepare(trainer, "train_")
+            self._pass(trainer, "train_")
 
     def on_train_step_end(
         self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], step: int = 0, **kwargs: Any
     ) -> None:
         """Update the metrics with a batch."""
         if self._measures_training:
-            self._update(trainer, "train_", *self._rows_of(trainer, batch, batch_output))
+            self._update(trainer, "train_", batch, batch_output)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the metrics of the epoch."""
@@ -202,38 +200,24 @@ class MetricsCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Reset the metrics."""
         if self.during_evaluation:
-            self._rows.pop(self._key_of(trainer, "eval_"), None)
             self._batches = 0
             self._forget(trainer, "eval_")
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Update the metrics with a batch."""
-        if not self.during_evaluation:
-            return
-        predictions, targets = self._rows_of(trainer, batch, batch_output)
-        self._update(trainer, "eval_", predictions, targets)
-        if self._functions:
-            ranks, start = trainer.run_context.ranks, trainer.run_context.position_in_pass
-            if start is None:  # in a loop of the user's own, which probably deals batches out in turn
-                start = self._batches * ranks.count + ranks.index
-            self._batches += 1
-            _refuse_broadcast(predictions, targets)
-            self._collector(trainer).add(start, {"predictions": predictions, "targets": targets})
+        if self.during_evaluation:
+            self._update(trainer, "eval_", batch, batch_output)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""
-        if not self.during_evaluation:
-            return
-        values = self._collected(trainer, "eval_")
-        if self._functions:
-            rows = self._collector(trainer).finish()
-            del self._rows[self._key_of(trainer, "eval_")]
-            values.update(trainer.run_context.ranks.do_on_first(lambda: _values_of(self._functions, **rows)))
-        self._record(trainer, "intermediate_eval_" if is_intermediate else "eval_", values)
+        if self.during_evaluation:
+            prefix = "intermediate_eval_" if is_intermediate else "eval_"
+            self._record(trainer, prefix, self._collected(trainer, "eval_"))
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Forget the rows of an evaluation that was given up, or failed."""
-        self._rows.clear()
+        """Forget an evaluation that was given up, or failed."""
+        for key in [key for key in self._passes if key.endswith("eval_")]:
+            del self._passes[key]
 
     on_exception = on_stop_training_error
 
@@ -242,8 +226,7 @@ class MetricsCallback(TrainerCallback):
 
         An evaluation that is interrupted begins again.
         """
-        training = [key for key in {**self._collections, **self._named} if not key.endswith("eval_")]
-        own = {key: self._state_of(key) for key in training}
+        own = {key: each.state() for key, each in self._passes.items() if not key.endswith("eval_")}
         per_rank = [own] if self._ranks is None else self._ranks.exchange(own)
         keys = sorted({key for states in per_rank for key in states if states[key]})
         task = {} if self._task is None else {"task": dataclasses.asdict(self._task)}
@@ -257,42 +240,63 @@ class MetricsCallback(TrainerCallback):
         if "task" in state and self._names:
             self._task = Task(**state["task"])
 
-    def _state_of(self, key: str) -> dict[str, Any]:
-        states = _read_states(self._collections[key]) if key in self._collections else {}
-        if key in self._named:
-            named = self._named[key]
-            metrics = _read_states(_as_modules(named.metrics)) if named.metrics else {}
-            states[_NAMED] = named.state() | {"metrics": metrics}
-        return states
+    def _key_of(self, trainer: Trainer, purpose: str) -> str:
+        return trainer.run_history.metric_name_prefix + purpose
 
     def _forget(self, trainer: Trainer, purpose: str) -> None:
         """Begin a pass."""
-        key = self._key_of(trainer, purpose)
-        self._collections = {other: each for other, each in self._collections.items() if other != key}
-        self._named = {other: each for other, each in self._named.items() if other != key}
-        self._restored = {other: each for other, each in self._restored.items() if other != key}
+        for known in (self._passes, self._restored):
+            known.pop(self._key_of(trainer, purpose), None)
 
-    def _update(self, trainer: Trainer, purpose: str, predictions: Any, targets: Any) -> None:
+    def _pass(self, trainer: Trainer, purpose: str) -> _Pass:
+        """The metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""
+        key, ranks, device = self._key_of(trainer, purpose), trainer.run_context.ranks, trainer.device
+        self._ranks = ranks
+        here = self._passes.setdefault(key, _Pass())
+        saved = self._restored.pop(key, [])[ranks.index :: ranks.count]
+        if self.metrics is not None and (saved or here.collection is None):
+            here.collection = _as_collection(self.metrics).to(device)
+            with explained_loading(type(self).__name__, "the training state"):
+                _write_states(here.collection, saved, to_continue=True)
+        if self._task is not None and (saved or here.named is None):
+            here.named = NamedMetrics(self._names, self._task, self.asked, device)
+            with explained_loading(type(self).__name__, "the training state"):
+                _add_states(here.named, [state[_NAMED] for state in saved if _NAMED in state], to_continue=True)
+        if self._functions and purpose == "eval_" and here.rows is None:
+            source = "`predictions` and `targets` of MetricsCallback (or its `get_predictions_and_targets`)"
+            here.rows = InMemoryPredictions(ranks, source=source)
+        return here
+
+    def _update(self, trainer: Trainer, purpose: str, batch: Any, batch_output: dict[str, Any]) -> None:
+        predictions, targets = self.get_predictions_and_targets(batch, batch_output)
+        if isinstance(predictions, torch.Tensor):
+            predictions = predictions.detach()  # metrics that keep predictions would keep the graph of every batch
         pair = (predictions, targets)
-        if self._names and self._predicts_next(trainer, *pair):
+        if self._names and self._predicts_next(trainer.model, trainer.loss_func, *pair):
             pair = (predictions[:, :-1], targets[:, 1:])
         if self._names and self._task is None:
             loss_func = None if self._chooses or callable(self.predictions) else trainer.loss_func  # it gets others
             numbers = self._names[0] in NUMBER_NAMES
             self._begin(trainer, kind_of_task(loss_func, *pair, self.asked, numbers=numbers))
-        self._prepare(trainer, purpose)
-        key = self._key_of(trainer, purpose)
-        if key in self._collections:
-            self._collections[key].update(predictions, targets)
-        if key in self._named:
-            self._named[key].update(*pair)
+        here = self._pass(trainer, purpose)
+        if here.collection is not None:
+            here.collection.update(predictions, targets)
+        if here.named is not None:
+            here.named.update(*pair)
+        if here.rows is not None:
+            ranks, start = trainer.run_context.ranks, trainer.run_context.position_in_pass
+            if start is None:  # in a loop of the user's own, which probably deals batches out in turn
+                start = self._batches * ranks.count + ranks.index
+            self._batches += 1
+            _refuse_broadcast(predictions, targets)
+            here.rows.add(start, {"predictions": predictions, "targets": targets})
 
     @property
     def _chooses(self) -> bool:
         """Whether a subclass chooses predictions and targets."""
         return type(self).get_predictions_and_targets is not MetricsCallback.get_predictions_and_targets
 
-    def _predicts_next(self, trainer: Trainer, predictions: Any, targets: Any) -> bool:
+    def _predicts_next(self, model: Any, loss_func: Any, predictions: Any, targets: Any) -> bool:
         """Whether the loss of the model compares the scores at a place with the label at the next one.
 
         Raises:
@@ -300,9 +304,9 @@ class MetricsCallback(TrainerCallback):
         """
         are_tensors = isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor)
         are_tokens = are_tensors and predictions.ndim == 3 and predictions.shape[:2] == targets.shape
-        if not are_tokens or trainer.loss_func is not None or self.targets is not None or self._chooses:
+        if not are_tokens or loss_func is not None or self.targets is not None or self._chooses:
             return False
-        is_next = predicts_next(bare_model(trainer.model))
+        is_next = predicts_next(bare_model(model))
         if is_next is None:
             raise HookOutputError(
                 "The model has a loss of its own, and scores for each place of a sequence: whether these are for the "
@@ -312,35 +316,9 @@ class MetricsCallback(TrainerCallback):
             )
         return is_next
 
-    def _prepare(self, trainer: Trainer, purpose: str) -> None:
-        """Make the metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""
-        key, ranks = self._key_of(trainer, purpose), trainer.run_context.ranks
-        self._ranks = ranks
-        saved = self._restored.get(key, [])[ranks.index :: ranks.count]
-        if self.metrics is not None and (saved or key not in self._collections):
-            self._collections = {**self._collections, key: _as_collection(self.metrics).to(trainer.device)}
-            with explained_loading(type(self).__name__, "the training state"):
-                _write_states(self._collections[key], saved, to_continue=True)
-        if self._task is not None and (saved or key not in self._named):
-            named = NamedMetrics(self._names, self._task, self.asked, trainer.device)
-            self._named = {**self._named, key: named}
-            with explained_loading(type(self).__name__, "the training state"):
-                _add_states(named, [state[_NAMED] for state in saved if _NAMED in state], to_continue=True)
-        self._restored = {other: states for other, states in self._restored.items() if other != key}
-
-    def _collector(self, trainer: Trainer) -> InMemoryPredictions:
-        key = self._key_of(trainer, "eval_")
-        if key not in self._rows:
-            source = "`predictions` and `targets` of MetricsCallback (or its `get_predictions_and_targets`)"
-            self._rows[key] = InMemoryPredictions(trainer.run_context.ranks, source=source)
-        return self._rows[key]
-
     @property
     def _measures_training(self) -> bool:
         return self.during_training and (self.metrics is not None or bool(self._names))
-
-    def _key_of(self, trainer: Trainer, purpose: str) -> str:
-        return trainer.run_history.metric_name_prefix + purpose
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Forget the task of an earlier run, which may have had other data, unless this one is resumed."""
@@ -364,32 +342,26 @@ class MetricsCallback(TrainerCallback):
                 self._begin(trainer, task)
             self._is_agreed = task is not None
 
-    def _rows_of(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any]) -> tuple[Any, Any]:
-        predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-        if isinstance(predictions, torch.Tensor):
-            # Metrics that keep predictions would keep the graph of every batch.
-            predictions = predictions.detach()
-        return predictions, targets
-
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
         """The values of a pass over all ranks, by name, which ends it."""
         self._agree(trainer)
-        self._prepare(trainer, purpose)
-        key, ranks = self._key_of(trainer, purpose), trainer.run_context.ranks
+        here, ranks = self._pass(trainer, purpose), trainer.run_context.ranks
         values: dict[str, Any] = {}
-        if key in self._named:
-            named = self._named[key]
+        if here.named is not None:
+            named = here.named
             if ranks.count > 1:
-                states = ranks.exchange(self._state_of(key)[_NAMED])
+                states = ranks.exchange(here.state()[_NAMED])
                 named = NamedMetrics(self._names, self._task, self.asked, trainer.device)  # type: ignore[arg-type]
                 _add_states(named, states)
-            values = {self._recorded.get(name, name): value for name, value in named.values().items()}
-        if key in self._collections:
-            collection = self._collections[key]
+            values = {self._recorded[name]: value for name, value in named.values().items()}
+        if here.collection is not None:
             if ranks.count > 1:
-                _write_states(collection, ranks.exchange(_read_states(collection)))
-            values |= collection.compute()
+                _write_states(here.collection, ranks.exchange(_read_states(here.collection)))
+            values |= here.collection.compute()
         self._forget(trainer, purpose)
+        if here.rows is not None:
+            rows = here.rows.finish()
+            values |= ranks.do_on_first(lambda: _values_of(self._functions, **rows))
         return values
 
     def _record(self, trainer: Trainer, name_prefix: str, values: Mapping[str, Any]) -> None:
@@ -415,22 +387,27 @@ def _names_in(metrics: Any) -> tuple[list[str], Any]:
     return names, ([each for each in given if not isinstance(each, str)] or None) if names else metrics
 
 
-def _other_names(metrics: Any) -> dict[str, str]:
-    """By metric, the name that a dict such as ``{"digit_accuracy": "accuracy"}`` gives it."""
-    return {metric: name for name, metric in metrics.items()} if isinstance(metrics, Mapping) else {}
+@dataclasses.dataclass
+class _Pass:
+    """What is measured in one pass, of training or of an evaluation: metrics of torchmetrics, those by name, rows."""
 
+    collection: MetricCollection | None = None
+    named: NamedMetrics | None = None
+    rows: InMemoryPredictions | None = None
 
-def _as_modules(metrics: Mapping[str, Metric]) -> Any:
-    """Something whose `named_modules` are these metrics."""
-    return torch.nn.ModuleDict(metrics)
+    def state(self) -> dict[str, Any]:
+        """What this rank knows of its metrics, in host memory."""
+        states = {} if self.collection is None else _read_states(self.collection)
+        if self.named is not None:
+            states[_NAMED] = self.named.state() | {"metrics": _read_states(self.named.metrics)}
+        return states
 
 
 def _add_states(named: NamedMetrics, states: Sequence[Mapping[str, Any]], *, to_continue: bool = False) -> None:
-    """Give metrics by name the merged states of several ranks, or of an earlier run."""
+    """Give metrics by name the merged states of all ranks, or of an earlier run."""
     for state in states:
         named.add_state(state)
-    if named.metrics:
-        _write_states(_as_modules(named.metrics), [state["metrics"] for state in states], to_continue=to_continue)
+    _write_states(named.metrics, [state["metrics"] for state in states], to_continue=to_continue)
 
 
 def _as_collection(metrics: Any) -> MetricCollection:
@@ -448,14 +425,12 @@ def _as_collection(metrics: Any) -> MetricCollection:
     return copied
 
 
-def _metrics_within(collection: MetricCollection) -> Iterator[tuple[str, Metric]]:
-    """Every metric by its path in the collection, including metrics inside other metrics."""
-    from torchmetrics import Metric
-
-    return ((name, module) for name, module in collection.named_modules() if isinstance(module, Metric))
+def _metrics_within(modules: torch.nn.Module) -> Iterator[tuple[str, Metric]]:
+    """Every metric of torchmetrics by its path, including metrics inside other metrics."""
+    return ((name, each) for name, each in modules.named_modules() if hasattr(each, "update_called"))
 
 
-def _read_states(collection: MetricCollection) -> dict[str, Any]:
+def _read_states(collection: torch.nn.Module) -> dict[str, Any]:
     """Copies in host memory of the states of this rank's metrics, without metrics that were never updated."""
     return {
         name: {"updates": metric.update_count, "values": on_host(metric.metric_state)}
@@ -465,7 +440,7 @@ def _read_states(collection: MetricCollection) -> dict[str, Any]:
 
 
 def _write_states(
-    collection: MetricCollection, parts: Sequence[Mapping[str, Any]], *, to_continue: bool = False
+    collection: torch.nn.Module, parts: Sequence[Mapping[str, Any]], *, to_continue: bool = False
 ) -> None:
     """Give the metrics the merged states of all `parts`, which are results of `_read_states`.
 

@@ -114,7 +114,8 @@ class NamedMetrics:
             )
         of_torchmetrics = [name for name in names if name not in _COMPUTED_HERE]
         self._average = asked.average
-        self.metrics = {name: _metric_of_torchmetrics(name, task, asked).to(device) for name in of_torchmetrics}
+        made = {name: _metric_of_torchmetrics(name, task, asked) for name in of_torchmetrics}
+        self.metrics = torch.nn.ModuleDict(made).to(device)
         self._numbers = Numbers()
         # Right answers, and answers that count.
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
@@ -319,7 +320,7 @@ class Numbers:
         self.columns: torch.Tensor | None = None
 
     def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add the rows of a batch, of which all dimensions but the first are columns."""
+        """Add the rows of a batch; all dimensions but the first are columns."""
         wide = widest_float(outputs.device)
         predicted, truth = (each.reshape(len(outputs), -1).to(wide) for each in (outputs, targets))
         errors, mean = predicted - truth, truth.mean(0)
@@ -369,7 +370,7 @@ class Numbers:
 
 
 def balanced(confusion: torch.Tensor) -> torch.Tensor:
-    """Balanced accuracy: the mean recall of the classes that are there; of several labels, the mean over labels.
+    """Balanced accuracy: the mean recall of the classes that are there; with labels, the mean over labels.
 
     Args:
         confusion: [classes, classes] or [labels, 2, 2], rows: truth.

@@ -74,13 +74,13 @@ class UnfreezeCallback(TrainerCallback):
         UnfreezeCallback({1: "head", 3: "layer4", 5: "."})
 
     The optimizer has all parameters from the beginning, so schedules and training states know them. On one process,
-    nothing is computed for the gradients of frozen parameters. On several, these are computed and dropped, because
+    nothing is computed for the gradients of frozen parameters. On more, these are computed and dropped, because
     data-parallel wrappers look only once which parameters need gradients.
 
     Args:
         patterns: by epoch, counted from 1, what is trained from then on: a regular expression that is searched in the
-            names of parameters, or several. Parameters of no pattern are never trained, nor are those that were frozen
-            before the run.
+            names of parameters, or a list of them. Parameters of no pattern are never trained, nor are those that were
+            frozen before the run.
 
     Raises:
         ConfigurationError: when a run starts, for a pattern that no name has.

@@ -30,7 +30,13 @@ from pytorch_accelerated.record.text import (
 from pytorch_accelerated.record.watching import best_facts, watched_metrics, with_mark
 
 if TYPE_CHECKING:
+    import torch
+
+    from pytorch_accelerated.facts.run_state import RunState
     from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.record.history import RunHistory
+    from pytorch_accelerated.record.loss import LossTracker
+    from pytorch_accelerated.record.step_records import EpochTiming
     from pytorch_accelerated.run_config import TrainerRunConfig
 
 _SHARE_WORTH_SHOWING = 0.05  # of waiting for data
@@ -57,7 +63,8 @@ class PrintProgressCallback(TrainerCallback):
         config = trainer.run_config
         precision = None if config.mixed_precision == "no" else config.mixed_precision
         seed = None if trainer.run_context.given.seed is None else f"seed {config.seed}"
-        parts = [f"Training {_length_of(config)}", _sizes_of(config), _where(trainer), precision, seed]
+        where = _where(trainer.device, config.num_processes)
+        parts = [f"Training {_length_of(config)}", _sizes_of(config), where, precision, seed]
         trainer.print(folded(", ".join(filter(None, parts))))
 
     def on_stop_training_error(
@@ -82,17 +89,17 @@ class PrintProgressCallback(TrainerCallback):
         duration = "" if self._started is None else f"{new} in {format_duration(time.perf_counter() - self._started)}"
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
-        for line in _summary_lines(trainer):
+        for line in _summary_lines(trainer.run_history, list(trainer.callback_handler)):
             trainer.print(printable(line))
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
-        samples = trainer.run_config.eval_total_batch_size
+        samples, processes = trainer.run_config.eval_total_batch_size, trainer.run_config.num_processes
         batches = [length_of(loader) for loader in trainer.run_context.loaders.all_eval]
         work = "a stream" if None in batches else format_count(sum(filter(None, batches)), "batch", "batches")
         work = work if len(batches) == 1 else f"{len(batches)} sets, {work}"
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
-        trainer.print(folded(f"Evaluating {work}{of_samples}, {_where(trainer)}"))
+        trainer.print(folded(f"Evaluating {work}{of_samples}, {_where(trainer.device, processes)}"))
 
 
 class ProgressBarCallback(TrainerCallback):
@@ -111,22 +118,24 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Find out where the output goes."""
-        self._start_run()
+        self.on_evaluation_run_start(trainer)
         run = trainer.run_context
+        # A page belongs to the whole run: a callback before this one may have opened it.
         if run.page is None and run.ranks.is_first_of_node:
             run.page = new_page(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the bar of an epoch."""
         self._close_all()
-        config, state = trainer.run_config, trainer.run_state
-        # It goes on after an earlier run, whose epochs `num_epochs` leaves out.
+        config, state, run = trainer.run_config, trainer.run_state, trainer.run_context
+        # The history may continue that of an earlier run, whose epochs `num_epochs` leaves out.
         epoch = trainer.run_history.current_epoch
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
         size = config.train_per_device_batch_size
         options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
-        facts = functools.partial(_training_facts, trainer)
-        self._start_pass(trainer, f"epoch {epoch}{last}", _batches_of_epoch(trainer), read_facts=facts, **options)
+        batches = _batches_of_epoch(run.loaders.train, config, state)
+        facts = lambda: _facts(run.losses, trainer.optimizer, run.epoch_clock.read())  # noqa: E731
+        self._start_pass(trainer, f"epoch {epoch}{last}", batches, read_facts=facts, **options)
 
     def on_train_step_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Count a batch."""
@@ -143,10 +152,10 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
-        name, loader = trainer.run_history.evaluation_set, trainer.run_context.loaders.eval
-        size, facts = trainer.run_config.eval_total_batch_size, functools.partial(_loss_so_far, trainer)
-        label = f"evaluation of {name}" if name else "evaluation"
-        self._start_pass(trainer, label, length_of(loader), samples_per_batch=size, read_facts=facts)
+        name, run = trainer.run_history.evaluation_set, trainer.run_context
+        label, size = f"evaluation of {name}" if name else "evaluation", trainer.run_config.eval_total_batch_size
+        facts = functools.partial(_facts, run.losses)
+        self._start_pass(trainer, label, length_of(run.loaders.eval), samples_per_batch=size, read_facts=facts)
 
     def on_eval_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remove the bar."""
@@ -155,8 +164,9 @@ class ProgressBarCallback(TrainerCallback):
     on_prediction_run_end = on_eval_epoch_end
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Find out where the output goes."""
-        self._start_run()
+        """Forget where the output of the last run went."""
+        self._close_all()
+        self._lines = None
 
     def on_prediction_run_start(self, trainer: Trainer, num_batches: int | None = None, **kwargs: Any) -> None:
         """Open the bar of a prediction, which may be inside another run."""
@@ -176,15 +186,12 @@ class ProgressBarCallback(TrainerCallback):
             where = f"in epoch {epoch}, after {format_count(updates, 'update')}"
             trainer.run_context.page.note_end(f"Ended by {type(exception).__name__} {where}")
 
-    def _start_run(self) -> None:
-        self._close_all()
-        self._lines = None
-
     def _start_pass(self, trainer: Trainer, label: str, total: int | None, **options: Any) -> None:
         page = trainer.run_context.page
         if not trainer.run_context.ranks.is_first_of_node:
             return
         self._lines = self._lines or LineDisplay(trainer.print)
+        # One `LineDisplay` serves all passes, so that a long run prints lines less and less often.
         display = new_display(self._lines) if page is None else page.new_bar()
         self._open = (*self._open, Progress(label, total, display, **options))
 
@@ -202,7 +209,7 @@ class LogMetricsCallback(TrainerCallback):
     """Passes new values of the run history to `log_metrics`, which prints them as a table by default.
 
     Metrics whose names start with "train" are logged at the end of a training epoch, other metrics after an evaluation,
-    and later ones at the end of the epoch. Each value is logged once. With several loggers, each gets every value.
+    and later ones at the end of the epoch. Each value is logged once. Each of two loggers gets every value.
 
     In the table, an epoch and its evaluation are one row. An evaluation within an epoch has its own row, such as
     "3 @120" for epoch 3 after update 120. A "*" marks a new best value of the metric that decides which epoch is the
@@ -226,6 +233,7 @@ class LogMetricsCallback(TrainerCallback):
             metrics: the values by name; only numbers. Metrics of other types are in the run history.
         """
         cells = {name: format_number(value) for name, value in metrics.items()}
+        # An epoch logs twice, after training and after its evaluation, and has one row, which waits for both.
         if self._row is not None:
             self._row.update(cells)
         else:
@@ -249,7 +257,7 @@ class LogMetricsCallback(TrainerCallback):
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Log the metrics of the evaluation."""
         title = f"{trainer.run_history.current_epoch} @{trainer.run_state.updates}"
-        # A further evaluation set goes on with the row of the first.
+        # A further evaluation set continues the row of the first.
         if is_intermediate and (self._row is None or self._row["epoch"] != title):
             self._start_row(trainer, title)
         self._log_updated(trainer, "other")
@@ -293,8 +301,8 @@ class LogMetricsCallback(TrainerCallback):
 
     def _start_row(self, trainer: Trainer, title: str) -> None:
         self._print_row(trainer)
-        # The rate is read when the training of the epoch has ended: schedulers may step before the row is complete.
-        self._row = {"epoch": title, **_learning_rate(trainer)}
+        # The row has the rate from when the training of the epoch ended: schedulers may step before it is complete.
+        self._row = {"epoch": title, **_learning_rate(trainer.optimizer)}
 
     def _print_row(self, trainer: Trainer) -> None:
         row, self._row = self._row, None
@@ -315,28 +323,23 @@ class LogMetricsCallback(TrainerCallback):
 PrintMetricsCallback = LogMetricsCallback
 
 
-def _training_facts(trainer: Trainer) -> dict[str, str]:
-    timing = trainer.run_context.epoch_clock.read()
-    is_slow = timing.is_slowed_by_data(_SHARE_WORTH_SHOWING)
-    waiting = {"data_wait": f"{timing.data_wait_share:.0%}"} if is_slow else {}
-    return {**_loss_so_far(trainer), **_learning_rate(trainer), **waiting}
+def _facts(losses: LossTracker, optimizer: Any = None, timing: EpochTiming | None = None) -> dict[str, str]:
+    """What a bar shows besides counts: the loss so far, the learning rate, and waiting for data if it is long."""
+    loss = losses.peek()
+    facts = ({} if loss is None else {"loss": format_number(loss)}) | _learning_rate(optimizer)
+    if timing is not None and timing.is_slowed_by_data(_SHARE_WORTH_SHOWING):
+        facts["data_wait"] = f"{timing.data_wait_share:.0%}"
+    return facts
 
 
-def _loss_so_far(trainer: Trainer) -> dict[str, str]:
-    loss = trainer.run_context.losses.peek()
-    return {} if loss is None else {"loss": format_number(loss)}
+def _learning_rate(optimizer: Any) -> dict[str, str]:
+    """The rate of the first parameter group; nothing if the user steps optimizers that the trainer does not know."""
+    return {} if optimizer is None else {"lr": f"{float(optimizer.param_groups[0]['lr']):.2e}"}
 
 
-def _learning_rate(trainer: Trainer) -> dict[str, str]:
-    if trainer.optimizer is None:  # the user's own optimizers are not known
-        return {}
-    return {"lr": f"{float(trainer.optimizer.param_groups[0]['lr']):.2e}"}
-
-
-def _batches_of_epoch(trainer: Trainer) -> int | None:
+def _batches_of_epoch(loader: Any, config: TrainerRunConfig, state: RunState) -> int | None:
     """The batches of this rank until the end of the epoch, or of the run within the epoch."""
-    batches = length_of(trainer.run_context.loaders.train)
-    config, state = trainer.run_config, trainer.run_state
+    batches = length_of(loader)
     if config.max_num_train_steps is None:
         return batches
     updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
@@ -344,9 +347,8 @@ def _batches_of_epoch(trainer: Trainer) -> int | None:
     return batches_left if batches is None else min(batches, batches_left)
 
 
-def _where(trainer: Trainer) -> str:
-    count = trainer.run_config.num_processes
-    return f"on {trainer.device}" if count == 1 else f"on {count} processes ({trainer.device.type})"
+def _where(device: torch.device, processes: int) -> str:
+    return f"on {device}" if processes == 1 else f"on {processes} processes ({device.type})"
 
 
 def _length_of(config: TrainerRunConfig) -> str:
@@ -368,9 +370,8 @@ def _sizes_of(config: TrainerRunConfig) -> str:
     return format_update_size(per_device, accumulated, config.num_processes)
 
 
-def _summary_lines(trainer: Trainer) -> list[str]:
+def _summary_lines(history: RunHistory, callbacks: list[Any]) -> list[str]:
     """A line of results, and what callbacks have saved where, as they say with a method `saved_places`."""
-    history, callbacks = trainer.run_history, list(trainer.callback_handler)
     facts = best_facts(history, watched_metrics(callbacks))
     speed = samples_per_second(history.step_records)
     facts += [] if speed is None else [speed_in_words(speed)]

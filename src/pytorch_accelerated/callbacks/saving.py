@@ -8,7 +8,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.ranks.ranks import Ranks
 
 
 _told: set[Path] = set()
@@ -88,7 +89,7 @@ class SaveBestModelCallback(MetricJudge):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
-        self._refuse_shared_path(trainer)
+        self._refuse_shared_path(trainer.callback_handler)
         super().on_training_run_start(trainer, **kwargs)
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
         if self.best_metric is not None and not trainer.run_context.ranks.from_first(
@@ -99,14 +100,17 @@ class SaveBestModelCallback(MetricJudge):
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
                 f"not in {self.save_path} any more, so the search starts again. Put the file back to continue it.",
             )
+            # Only a value that a file proves may decide: a best value without its weights would keep worse ones away.
             self._lose(self.best_metric, self.best_metric_epoch)
             self._forget_best()
         if self.best_metric is None:
-            tell_of_earlier(trainer, [self._absolute(self.save_path)], "the best model of this run will replace it")
+            tell_of_earlier(
+                trainer.print, [self._absolute(self.save_path)], "the best model of this run will replace it"
+            )
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Load the best checkpoint, on every rank; say if the weights of a better one are gone."""
-        self._tell_of_lost(trainer)
+        self._tell_of_lost(trainer.run_context.ranks)
         if not self.load_saved_checkpoint or (self.best_metric is None and self._lost is not None):
             return
         if self.best_metric is None:
@@ -145,16 +149,16 @@ class SaveBestModelCallback(MetricJudge):
         super().load_state_dict(state)
         self._lost = state.get("lost")
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         if self.reset_on_train:
             self._forget_best()
             self._lost = None
 
-    def _tell_of_lost(self, trainer: Trainer) -> None:
+    def _tell_of_lost(self, ranks: Ranks) -> None:
         """Say that the best value of the run, by which callbacks may have stopped it, is not that of the weights."""
         if self._lost is not None and self._watched.is_better(self._lost[0], self.best_metric):
             warn_user(
-                trainer.run_context.ranks,
+                ranks,
                 f"The best {self.watch_metric} was {format_number(self._lost[0])}, in epoch {self._lost[1]}, but its "
                 f"weights are gone: neither the model nor {self.save_path} has them.",
             )
@@ -179,8 +183,8 @@ class SaveBestModelCallback(MetricJudge):
     def _forget_best(self) -> None:
         self.best_metric = self.best_metric_epoch = None
 
-    def _refuse_shared_path(self, trainer: Trainer) -> None:
-        savers = [each for each in trainer.callback_handler if isinstance(each, SaveBestModelCallback)]
+    def _refuse_shared_path(self, callbacks: Iterable[Any]) -> None:
+        savers = [each for each in callbacks if isinstance(each, SaveBestModelCallback)]
         if len({each._absolute(each.save_path).resolve() for each in savers}) < len(savers):
             paths = [str(each.save_path) for each in savers]
             raise DuplicateCallbackError(f"Callbacks would replace each other's file: `save_path` of them is {paths}.")
@@ -231,7 +235,7 @@ class SaveTrainingStateCallback(StateSaver):
         retention: decides which states to keep.
 
     Raises:
-        ConfigurationError: if a number is not positive, or `local_dir` is given for a `save_dir` that is no URL.
+        ConfigurationError: if a number is not positive, or `local_dir` is given for a `save_dir` that isn't a URL.
         CheckpointError: from `Trainer.train`, if the last state could not be uploaded. It is kept in `local_dir`.
     """
 
@@ -288,7 +292,7 @@ class SaveTrainingStateCallback(StateSaver):
             refuse_unrecorded(trainer, self.watch_metric)
             self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
         saves = trainer.run_context.saves
-        saves.claim_folder(self.folder)
+        saves.claim_folder(self.folder)  # two runs that save there would delete each other's states
         earlier: Sequence[str] = ()
         if is_url(self.save_dir):
             metric_name = None if self.retention.best is None else self.watch_metric
@@ -306,16 +310,19 @@ class SaveTrainingStateCallback(StateSaver):
                 trainer.print(folded(f"{found}: this run will {fate}; {remedy}"))
             else:
                 states = [folder for folder, _ in self._listed_states()]
-                tell_of_earlier(trainer, states, f"this run will {fate}; {remedy}")
+                tell_of_earlier(trainer.print, states, f"this run will {fate}; {remedy}")
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
+        # The writer calls it when a state is complete and before the next begins, so only whole states are counted.
         if trainer.run_context.ranks.is_first:
-            saves.writer.after_each.append(functools.partial(self._apply_retention, trainer))
+            saves.writer.after_each.append(functools.partial(self._apply_retention, saves.uploads))
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
         updates, minutes = trainer.run_state.updates, self.policy.every_n_minutes
-        is_late = minutes is not None and self._agreed_seconds_since_save(trainer) >= 60 * minutes
+        is_late = (
+            minutes is not None and self._agreed_seconds_since_save(trainer.run_context.ranks, updates) >= 60 * minutes
+        )
         if is_late or _is_multiple(updates, self.policy.every_n_updates):
             self._request(trainer, f"step_{updates}")
 
@@ -324,8 +331,9 @@ class SaveTrainingStateCallback(StateSaver):
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
             history, ranks = trainer.run_history, trainer.run_context.ranks
+            # Retention reads the values from the states, later and on one rank. A name that nothing records, or a
+            # value that can't be compared, must fail here, on all ranks.
             self._watched.check_recorded(history, ranks)
-            # This rejects values that cannot be compared.
             self._watched.new_values(history, ranks, self.state_key)
         if _is_multiple(epoch, self.policy.every_n_epochs):
             self._request(trainer, f"epoch_{epoch}")
@@ -365,25 +373,21 @@ class SaveTrainingStateCallback(StateSaver):
             self._is_final_requested = True
             self._request(trainer, "final")
 
-    def _agreed_seconds_since_save(self, trainer: Trainer) -> float:
+    def _agreed_seconds_since_save(self, ranks: Ranks, updates: int) -> float:
         """Seconds by the clock of rank 0, exchanged about once a second. All ranks must call this after each update."""
-        updates = trainer.run_state.updates
         if self._saved_at is None or self._pace is None:
             self._saved_at = self._clock()
             self._pace = Pace(1.0, self._clock, updates)
         if not self._pace.is_due(updates):
             return 0.0
         seconds: float
-        seconds, between = trainer.run_context.ranks.from_first(
-            (self._clock() - self._saved_at, self._pace.proposal(updates))
-        )
+        seconds, between = ranks.from_first((self._clock() - self._saved_at, self._pace.proposal(updates)))
         self._pace.go_on(updates, between)
         return seconds
 
-    def _apply_retention(self, trainer: Trainer) -> None:
-        uploads = trainer.run_context.saves.uploads.get(resolved(self.folder))
-        if uploads is not None:  # they apply it
-            uploads.start()
+    def _apply_retention(self, uploads: Mapping[Path, Any]) -> None:
+        if (own := uploads.get(resolved(self.folder))) is not None:  # they apply it
+            own.start()
             return
         if self.retention.keeps_all:
             return
@@ -402,11 +406,11 @@ def _is_multiple(number: int, of: int | None) -> bool:
     return of is not None and number % of == 0
 
 
-def tell_of_earlier(trainer: Trainer, paths: Sequence[Path], fate: str) -> None:
+def tell_of_earlier(print_on_node: Callable[[str], None], paths: Sequence[Path], fate: str) -> None:
     """Print one line on each node, once in a process, if there are files or folders of an earlier run.
 
     Args:
-        trainer: the trainer of the run, which is not a resumed one.
+        print_on_node: of the trainer of the run, which is not a resumed one.
         paths: where they may be; absolute.
         fate: says what this run will do to them.
     """
@@ -416,9 +420,8 @@ def tell_of_earlier(trainer: Trainer, paths: Sequence[Path], fate: str) -> None:
     newest = times[max(times)]
     _told.add(newest)
     shown = str(newest).removeprefix(os.path.join(working_folder(), ""))
-    trainer.print(
-        folded(f"{shown} is from an earlier run ({datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}): {fate}")
-    )
+    moment = f"{datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"
+    print_on_node(folded(f"{shown} is from an earlier run ({moment}): {fate}"))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -459,7 +462,7 @@ class WSDCheckpointCallback(TrainerCallback):
             ConfigurationError: if the scheduler is not a `WSDLrScheduler`.
             CheckpointError: if the state is missing, damaged, or of another model.
         """
-        scheduler = _scheduler_of(trainer)
+        scheduler = _checked(trainer.scheduler)
         trainer.run_context.saves.claim_folder(self._absolute(self.save_dir))
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
@@ -467,12 +470,12 @@ class WSDCheckpointCallback(TrainerCallback):
             scheduler.step_update(0)
         elif not is_resumed:
             earlier = list(self._absolute(self.save_dir).glob("checkpoint_*_wsd_*"))
-            tell_of_earlier(trainer, earlier, "this run will replace those at the same steps")
+            tell_of_earlier(trainer.print, earlier, "this run will replace those at the same steps")
         self._last_step = scheduler.get_current_step()
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if a decay begins or ends here."""
-        scheduler = _scheduler_of(trainer)
+        scheduler = _checked(trainer.scheduler)
         step = scheduler.get_current_step()
         if step == self._last_step:
             return  # the update was skipped
@@ -503,13 +506,13 @@ def _load_initial(trainer: Trainer, source: str | Path) -> None:
     load_run(parts, state, restores_position=False, read=run.states.take_read(state))
 
 
-def _scheduler_of(trainer: Trainer) -> WSDLrScheduler:
-    if not isinstance(trainer.scheduler, WSDLrScheduler):
+def _checked(scheduler: Any) -> WSDLrScheduler:
+    if not isinstance(scheduler, WSDLrScheduler):
         raise ConfigurationError(
-            f"WSDCheckpointCallback needs a WSDLrScheduler, but the scheduler of this run is {trainer.scheduler!r}. "
+            f"WSDCheckpointCallback needs a WSDLrScheduler, but the scheduler of this run is {scheduler!r}. "
             "Pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()` to `train`, or remove the callback."
         )
-    return trainer.scheduler
+    return scheduler
 
 
 def _object_storage() -> Any:

@@ -93,7 +93,7 @@ class EarlyStoppingCallback(MetricJudge):
                 f"`early_stopping_threshold` is {self.early_stopping_threshold!r}: give 0 or more."
             )
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         if self.reset_on_train:
             self.best_metric = self.best_metric_epoch = None
             self.evaluations_without_improvement = 0
@@ -164,7 +164,7 @@ class StopAtCallback(MetricJudge):
                 f"{self.at_most!r}. Give a number for one of them, or a range outside of which the run should end."
             )
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         self.latest = None
 
     def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:

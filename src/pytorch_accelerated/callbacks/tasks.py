@@ -124,7 +124,7 @@ def kind_of_task(
         numbers: whether metrics of numbers are asked for.
 
     Raises:
-        HookOutputError: if there is no reading, or more than one; shows them, and what to say.
+        HookOutputError: if no reading fits, or more than one; shows them, and what to say.
     """
     asked = asked or Asked()
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:

@@ -38,7 +38,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     The file has the average as ``model_state_dict``, for `Trainer.load_checkpoint`, but no state of the optimizer or
     scheduler, because they belong to the model itself.
 
-    On several ranks, the averages of parameters are equal. Averages of buffers that each rank has for itself (the
+    On two or more ranks, the averages of parameters are equal. Averages of buffers that each rank has for itself (the
     statistics of BatchNorm) differ; those of rank 0 are evaluated and saved. Of a sharded model, each rank averages its
     own parts, and the average takes the model's place while it is evaluated and saved.
 
@@ -115,8 +115,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         if self._evaluates(trainer):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
-            self._refuse_shared_path(trainer)
-            tell_of_earlier(trainer, [self._absolute(self.save_path)], "the average of this run will replace it")
+            self._refuse_shared_path(trainer.callback_handler)
+            tell_of_earlier(trainer.print, [self._absolute(self.save_path)], "the average of this run will replace it")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None
@@ -157,7 +157,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it was never evaluated."""
-        self._tell_of_lost(trainer)
+        self._tell_of_lost(trainer.run_context.ranks)
         if not self._evaluates(trainer):
             self._save_at_end(trainer)
 

@@ -195,7 +195,7 @@ class _MLflow(Tracker):
         return {**names, "run_id": self.identity, "nested_run": is_nested}
 
     def _first_new_step(self, name: str) -> int:
-        """The first step of which a continued record has no value of this name."""
+        """The first step for which a continued record lacks a value of this name."""
         if self._repeats_from is None:
             return 0
         if name not in self._first_new_steps:
@@ -378,7 +378,7 @@ class OpenRecords:
 
 
 class TrackerCallback(TrainerCallback):
-    """Logs a run to one or several trackers: its hyper-parameters, and all numbers of the run history as they come.
+    """Logs a run to one or more trackers: its hyper-parameters, and all numbers of the run history as they come.
 
     ::
 
@@ -452,7 +452,7 @@ class TrackerCallback(TrainerCallback):
             step: the number of updates; by default those so far.
 
         Raises:
-            ConfigurationError: a ValueError, if no run is going on.
+            ConfigurationError: a ValueError, outside of a run.
         """
         if self._run_name is None:
             raise ConfigurationError(
@@ -562,7 +562,7 @@ class TrackerCallback(TrainerCallback):
 
 
 def _rows(records: Iterable[MetricRecord], step_records: Iterable[StepRecord]) -> list[Row]:
-    """The numbers of the records, one row for each step unless a name has several values there, in order of steps."""
+    """The numbers of the records, one row for each step unless a name has two values there, in order of steps."""
     values = [(record.update, {record.name: record.value}) for record in records if record.is_scalar]
     measured = [(record.update, _values_of(record)) for record in step_records]
     return [Row(*row) for row in joined(sorted([*measured, *values], key=itemgetter(0)))]

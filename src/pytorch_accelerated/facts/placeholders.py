@@ -123,7 +123,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class _Operation(Placeholder):
-    """An operation on two numbers, of which one or both are still unknown."""
+    """An operation on two numbers, one or both still unknown."""
 
     symbol: str
     left: Any

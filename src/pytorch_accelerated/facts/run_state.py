@@ -30,9 +30,9 @@ class RunState:
         phase: the part of the current epoch that is finished.
         is_evaluation_due: whether an evaluation inside the epoch was requested after the last update and is not
             finished.
-        evaluated_sets: how many of several evaluation sets an unfinished evaluation is done with.
+        evaluated_sets: how many evaluation sets an unfinished evaluation is done with.
         is_cut: in a saved state, whether a stop or a limit has ended the epoch before its data. The events of its end
-            were emitted, but a resumed run goes on within it.
+            were emitted, but a resumed run continues within it.
         samples: samples used by finished updates of the run, over all ranks.
         items: what `count_batch_items` has counted in them, such as tokens; 0 without it.
     """

@@ -1,4 +1,4 @@
-"""Seeds derived from several parts, and snapshots of the random generators that user code draws from."""
+"""Seeds derived from any number of parts, and snapshots of the random generators that user code draws from."""
 
 from __future__ import annotations
 

@@ -135,14 +135,14 @@ def _checked_numbers(leave_out: Any) -> dict[str, list[int]]:
     """The sorted numbers of rows and updates in `leave_out`."""
     named = leave_out if isinstance(leave_out, Mapping) and set(leave_out) <= _SMALLEST.keys() else {"rows": None}
     found: dict[str, Any] = {kind: named.get(kind, ()) for kind in _SMALLEST}
-    for kind, several in found.items():
-        for number in several if isinstance(several, Iterable) else (None,):
+    for kind, numbers_of_kind in found.items():
+        for number in numbers_of_kind if isinstance(numbers_of_kind, Iterable) else (None,):
             if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < _SMALLEST[kind]:
                 raise ArgumentTypeError(
                     f"`leave_out` is {leave_out!r:.80}, but whole numbers may be those of rows, from 0, or of updates, "
                     'from 1. Pass a dict that says which: `{"rows": [...]}`, `{"updates": [...]}` or both.'
                 )
-    return {kind: sorted({int(number) for number in several}) for kind, several in found.items()}
+    return {kind: sorted({int(number) for number in numbers_of_kind}) for kind, numbers_of_kind in found.items()}
 
 
 def _check_limit(name: str, value: Any) -> None:
@@ -219,8 +219,8 @@ def check_optimizer(optimizer: Any, owned: Iterable[torch.Tensor], *, has_own_st
 
 def check_scheduler_factory(factory: Any) -> None:
     """Reject a `create_scheduler_fn` that cannot be called."""
-    several = isinstance(factory, (list, tuple, Mapping))
-    for one in factory.values() if isinstance(factory, Mapping) else factory if several else [factory]:
+    factories = factory.values() if isinstance(factory, Mapping) else factory
+    for one in factories if isinstance(factory, (list, tuple, Mapping)) else [factory]:
         if one is not None and not callable(one):
             raise ArgumentTypeError(f"`create_scheduler_fn` is {factory!r}: pass a function that takes the optimizer.")
 

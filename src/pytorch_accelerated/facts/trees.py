@@ -93,7 +93,7 @@ def leaves_by_path(data: Any, path: str = "", *, parts: Parts = parts_of) -> dic
 
 
 def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_mappings: bool = False) -> Any:
-    """One tree in place of several, with ``function(what each of them has there)`` in place of each leaf.
+    """One tree in place of two or more, with ``function(what each of them has there)`` in place of each leaf.
 
     Where they do not have the same kind of container with the same keys, `function` gets what they have instead.
     """
@@ -106,7 +106,7 @@ def merged(function: Callable[[list[Any]], Any], trees: Sequence[Any], *, keep_m
 
 
 def would_broadcast(first: Any, second: Any) -> bool:
-    """Whether one of them is a column and the other a row of several numbers, which torch broadcasts to a table."""
+    """Whether one of them is a column and the other a row of two or more numbers, which torch broadcasts to a table."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)) or first.ndim + second.ndim != 3:
         return False
     column, row = (first, second) if first.ndim == 2 else (second, first)

@@ -242,7 +242,7 @@ class CollectedRows(RowBlocks):
 
 
 def agreed(per_rank: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
-    """Kinds and structure of the predictions of all ranks; of an empty vector if there is no batch at all.
+    """Kinds and structure of the predictions of all ranks; those of an empty vector if no rank had a batch.
 
     `source` is what the rows come from, for error messages.
 

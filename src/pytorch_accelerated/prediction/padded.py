@@ -1,4 +1,4 @@
-"""Rows that need not fit: padded where their lengths differ, of several dtypes, or objects."""
+"""Rows that need not fit: padded where their lengths differ, of mixed dtypes, or objects."""
 
 from __future__ import annotations
 

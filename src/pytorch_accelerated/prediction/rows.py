@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class RowBlocks:
-    """Copies rows to host memory, and hands them on in blocks of several batches. A batch is never divided.
+    """Copies rows to host memory, and hands them on in blocks of many batches. A batch is never divided.
 
     Copies off a CUDA device run while the device computes. The host waits for them when the next batch has come, whose
     work is then queued on the device already.

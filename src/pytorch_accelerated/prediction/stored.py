@@ -54,7 +54,7 @@ class StoredPredictionsWriter:
     """Streams predictions to a folder: `finish` returns a `StoredPredictions` on all ranks.
 
     Each rank writes its rows as soon as they fill a block, so memory use stays constant. The folder appears when all
-    ranks are done. The files of a killed process have a hidden name beside it; the next pass that writes there deletes
+    ranks are done. The files of a killed process have a hidden name next to it; the next pass that writes there deletes
     them.
 
     Args:

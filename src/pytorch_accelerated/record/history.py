@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# They say where a run is, and how fast, and are no results.
+# Entries of a log that tell where a run is and how fast, which aren't results.
 _PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
 _SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_second")
 _STEP = ("grad_norm", "learning_rate")
@@ -60,6 +60,7 @@ class RunHistory(StepHistory, ABC):
     is_evaluated_beside = False
     metric_name_prefix = evaluation_set = ""
 
+    # Subclasses in existing scripts don't call `super().__init__()`, so the records are made here.
     def __new__(cls, *args: Any, **kwargs: Any) -> RunHistory:
         history = super().__new__(cls)
         history._start_over()
@@ -69,6 +70,7 @@ class RunHistory(StepHistory, ABC):
         self._current_epoch = 1
         self.updates_done = 0
         self._metric_records: list[MetricRecord] = []
+        # The loop asks for latest and best values after each epoch; searching all records would take ever longer.
         self._extremes: dict[str, dict[str, MetricRecord]] = {}
         self._forget_steps()
         self._read_positions: dict[str, int] = {}
@@ -76,6 +78,7 @@ class RunHistory(StepHistory, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Subclasses override these methods without `super()`. Loggers and states need the records all the same.
         if "update_metric" in vars(cls):
             cls.update_metric = _recorded(cls.update_metric)  # type: ignore[method-assign]
         if "reset" in vars(cls):
@@ -169,6 +172,7 @@ class RunHistory(StepHistory, ABC):
         Args:
             reader: any name, for example the `state_key` of a callback.
         """
+        # Positions, not the records themselves, are saved: a resumed run prints and logs no value a second time.
         start = self._read_positions.get(reader, 0)
         self._read_positions[reader] = len(self._metric_records)
         return self._metric_records[start:]
@@ -200,7 +204,8 @@ class RunHistory(StepHistory, ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`: the history is reset, and the values are recorded again."""
         self.reset()
-        self.set_metric_name_prefix("")  # the names in the state include their prefix
+        # A subclass stores values where it likes, so `update_metric` gets each of them again, under its whole name.
+        self.set_metric_name_prefix("")
         with self.measuring_on(""):
             for name, value, epoch, update in records_in(state["records"]):
                 self._set_epoch(epoch)
@@ -226,7 +231,7 @@ class RunHistory(StepHistory, ABC):
 
         Only numbers are included; `get_metric_values` has the other values.
 
-        The index is (epoch, update). A metric with several values at one moment gets as many rows.
+        The index is (epoch, update). A metric with two values at one moment gets two rows.
 
         Args:
             step_records: instead a table of `step_records`, with a row for each and the columns of

@@ -1,4 +1,4 @@
-"""Plots of the metrics of one run, or of several, as figures that need no display."""
+"""Plots of the metrics of one run, or of runs side by side, as figures that need no display."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plot_runs(
 
     The same quantity in training and evaluation shares a panel. Where it is known whether less or more is better, as of
     losses and accuracies, a ring marks the best value in evaluation, or in training without evaluation. The horizontal
-    axis shows epochs if no metric has two values in one epoch, else updates. Of several runs, each has a colour.
+    axis shows epochs if no metric has two values in one epoch, else updates. Each of two or more runs has a colour.
     """
     if not 0 <= smoothing < 1:
         raise ConfigurationError(f"`smoothing` is {smoothing!r}, but it must be from 0 (none) to below 1, such as 0.9.")

@@ -418,7 +418,7 @@ class StepRecorder:
         self.start_epoch(0, 0, EpochClock(1))
 
     def start_epoch(self, updates: int, samples_in_epoch: int, clock: EpochClock) -> None:
-        """Begin an epoch, or go on in one.
+        """Begin an epoch, or continue one.
 
         Args:
             updates: of the run, at the beginning of the epoch or at the last reading of losses in it.
@@ -448,6 +448,7 @@ class StepRecorder:
             return
         timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
         seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
+        # A rate in a tensor is filled in place by the scheduler, so the record takes a copy, which stays on the device.
         rates: tuple[Any, ...] = tuple(
             [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
         )
@@ -458,6 +459,8 @@ class StepRecorder:
         self._samples = self._new_from = samples
         self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
         self._last_update = record.update
+        # The losses stay on the device. The recorder notes only where the record ends among them, and the next reading,
+        # which is due anyway, gives the sum of each part.
         self._losses.end_part()
         self._gradient_norms.end_part()
 
@@ -476,7 +479,8 @@ class StepRecorder:
             return []
         own = [(*part, *mark.times[:2]) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
         peak = peak_memory(self._device)
-        # Two numbers of single precision in the place of one: with more numbers there would be more messages.
+        # Ranks exchange integers in messages of fixed size. Floats travel as their bits; the two times that need not be
+        # exact share one integer, because a further one could cost a further message.
         pairs = np.array([mark.times[2:] for mark in self._marks], dtype=np.float32).view(np.int64)
         bits = np.hstack([np.array(own, dtype=np.float64).view(np.int64), pairs]).ravel()
         return [_UNKNOWN if peak is None else peak, *bits.tolist()]
@@ -492,6 +496,7 @@ class StepRecorder:
         """
         if not self._marks:
             return False
+        # All ranks add the same record, of all ranks' losses, so callbacks that watch it decide alike on every rank.
         peak = max(numbers[0] for numbers in per_rank)
         bits = np.array([numbers[1:] for numbers in per_rank], dtype=np.int64)
         bits = bits.reshape(len(per_rank), len(self._marks), -1)
@@ -533,7 +538,7 @@ class StepRecorder:
 
 
 def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
-    """For each record, where each of several ranks spent its time.
+    """Where each rank spent the time of each record.
 
     Ranks leave a backward pass together, so the one that spent the least time in it came last.
 

@@ -69,7 +69,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(count: int, word: str, words: str | None = None) -> str:
-    """A count with its unit: `word`, or `words` for several.
+    """A count with its unit: `word`, or `words` for more than one.
 
     >>> [format_count(1, "update"), format_count(2, "update"), format_count(2, "batch", "batches")]
     ['1 update', '2 updates', '2 batches']

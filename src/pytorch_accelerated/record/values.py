@@ -65,7 +65,7 @@ def unknown_metric(name: str, known: Iterable[str], what: str = "value") -> Unkn
 
 
 def joined(entries: Iterable[tuple[Place, Mapping[str, Any]]]) -> list[tuple[Place, dict[str, Any]]]:
-    """The rows of a table: neighbours of one place are one row, unless a name has several values there.
+    """The rows of a table: neighbours of one place are one row, unless a name has another value there.
 
     >>> joined([(1, {"loss": 0.5}), (1, {"accuracy": 0.8}), (2, {"loss": 0.4})])
     [(1, {'loss': 0.5, 'accuracy': 0.8}), (2, {'loss': 0.4})]

@@ -1,4 +1,4 @@
-"""Warmup, stable, decay: a schedule for runs that may be stopped, or continued, at several checkpoints."""
+"""Warmup, stable, decay: a schedule for runs that may be stopped, or continued, at checkpoints on the way."""
 
 from __future__ import annotations
 

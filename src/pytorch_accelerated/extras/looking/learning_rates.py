@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FEWEST_UPDATES = 20  # fewer make no curve
 _SMOOTHING = 0.05  # standard deviation of the weights of losses in a mean, as a share of all updates
-_LEAST_FALL = 0.05  # of the loss, as a share of where it began, below which there is no suggestion
+_LEAST_FALL = 0.05  # a loss that falls by a smaller share of its first value gives no suggestion
 # What the test determines itself.
 _NONE = ("num_epochs", "eval_dataset", "create_scheduler_fn", "resume_from")
 _NOT_TAKEN = (*_NONE, *LIMITS, "max_duration", "overfit_batches")

@@ -1,7 +1,7 @@
 """What a run would do on more processes than there are: computed, because order and shares are functions of numbers.
 
 Torch's fake process group would count the same messages, but it has to be the group of the process, which may have one,
-and the model would have to be wrapped anew for each number of processes. The tests compare with real groups.
+and the model would have to be wrapped again for each number of processes. The tests compare with real groups.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScaleFacts:
 
 
 def size_of_parts(tensors: Sequence[torch.Tensor], processes: int) -> int:
-    """The bytes that the first of several ranks has of `tensors`, each divided along its first dimension; once each."""
+    """The bytes that the first rank has of `tensors`, each divided along its first dimension; once each."""
     sizes = {
         id(each): -(-each.shape[0] // processes) * each[:1].numel() * each.element_size()
         if each.ndim and len(each)

@@ -25,7 +25,7 @@ from pytorch_accelerated.schedulers import scheduled_values
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
-_NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers beside them, a table of 80 columns
+_NAME_WIDTH, _SHAPE_WIDTH = 41, 19  # with the numbers at their right, a table of 80 columns
 _LIMITS = ("num_epochs", "max_num_train_steps", "max_samples", "max_tokens")
 _NOT_TAKEN = (*_LIMITS, "eval_dataset", "overfit_batches", "resume_from")
 
@@ -192,7 +192,7 @@ class _OneUpdate(TrainerCallback):
         batches: how many it has.
         stepped: the ids of the parameters of the optimizers that made a step, whoever has them.
         shapes: of the first tensor that each module has returned first.
-        bytes_of_parts: gradients and optimizer state of the first of several ranks that divide them.
+        bytes_of_parts: gradients and optimizer state of the first rank, if ranks divide them.
     """
 
     def __init__(self, processes: int) -> None:

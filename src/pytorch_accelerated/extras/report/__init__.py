@@ -1,1 +1,1 @@
-"""Pages that show a run, or several side by side."""
+"""Pages that show a run, or runs side by side."""

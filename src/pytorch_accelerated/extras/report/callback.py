@@ -7,7 +7,7 @@ import html
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class ReportCallback(TrainerCallback):
     The page is rewritten during the run, and is complete at any time. Rank 0 writes it, in at most 2 % of the time. A
     resumed run continues it. If something fails, there is one warning, and the run continues. An open page reloads
     itself. In a notebook, the callback as the last line of a cell shows the page, which is then saved with the
-    notebook. ``python -m pytorch_accelerated compare`` shows several pages side by side.
+    notebook. ``python -m pytorch_accelerated compare`` shows pages side by side.
 
     The page contains the command line, without values of options that look like secrets, and inputs of the evaluation
     set; see `num_samples`.
@@ -141,7 +141,7 @@ class ReportCallback(TrainerCallback):
         return outputs, batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
     def get_inputs(self, batch: Any) -> Any:
-        """The inputs to show beside the worst samples: a tensor with a row for each sample, or None.
+        """The inputs to show with the worst samples: a tensor with a row for each sample, or None.
 
         By default, the first item of the batch, or an entry such as "pixel_values", if it is a dict.
         """
@@ -188,7 +188,9 @@ class ReportCallback(TrainerCallback):
             )
             is_own_loss = trainer.loss_func is None and not is_own and not is_said
             is_next = predicts_next(trainer.get_model()) if is_own_loss else False
-            self._predictions = PredictionsOfEvaluation(self.num_samples, trainer.loss_func, _asked(trainer), is_next)
+            self._predictions = PredictionsOfEvaluation(
+                self.num_samples, trainer.loss_func, _asked(trainer.callback_handler), is_next
+            )
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Collect the predictions of a batch, on the device."""
@@ -282,7 +284,7 @@ class ReportCallback(TrainerCallback):
         for part in contents.predictions.values():
             part["of"] = "evaluate()"
         values = {record.name: record.value for record in history.records if record.is_scalar}
-        # Of the run that the page shows; the history may have begun anew.
+        # The page shows one run; the history may since have been reset for the next.
         at = {"epoch": contents.state.get("epoch", 0), "update": contents.state.get("updates", 0)}
         self._add_event(trainer, "evaluate()", ", ".join(f"{name} {value:.4g}" for name, value in values.items()), **at)
         if contents.state["status"] == "running":
@@ -293,7 +295,7 @@ class ReportCallback(TrainerCallback):
         """What the page shows besides the run history. Must be called by all ranks."""
         parts = {name: getattr(self._contents, name) for name in _SAVED}
         seconds, started = time.monotonic() - self._started, self._contents.state.get("started")
-        # As text: times differ between ranks, and a picture is no tensor.
+        # Text, because times differ between ranks, and pictures aren't tensors.
         text = json.dumps({**parts, "kept": self._kept, "seconds": seconds, "started": started})
         text = text if self._ranks is None else self._ranks.from_first(text)
         return {"page": torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)}
@@ -322,7 +324,8 @@ class ReportCallback(TrainerCallback):
     def _describe_run(self, trainer: Trainer) -> None:
         self._ranks = trainer.run_context.ranks
         if self._ranks.is_first:
-            self._contents.model = model_facts(trainer)
+            parts = trainer.model, trainer.optimizer, trainer.scheduler, trainer.loss_func
+            self._contents.model = model_facts(*parts)
             self._contents.environment = environment_facts(self._ranks.device, self._ranks.count)
             config = self._contents.config = trainer.run_config.to_dict()
             if trainer.run_context.given.seed is None:  # not what somebody chose, so not what runs differ in
@@ -384,12 +387,12 @@ class ReportCallback(TrainerCallback):
             self._next_write = ended + max(self.seconds_between_writes, (ended - began) / _SHARE_OF_WRITING)
 
 
-def _asked(trainer: Trainer) -> Asked:
+def _asked(callbacks: Iterable[Any]) -> Asked:
     """What the metrics callbacks of the run that take outputs and targets as they are say of them, if they agree."""
     usual = MetricsCallback.get_predictions_and_targets
     all_asked = {
         dataclasses.replace(each.asked, average=None)
-        for each in trainer.callback_handler
+        for each in callbacks
         if isinstance(each, MetricsCallback) and type(each).get_predictions_and_targets is usual
         if each.predictions in (None, "argmax", "logits") and each.targets in (None, "labels")
     } - {Asked()}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytorch_accelerated.states import disk, replacing
 from pytorch_accelerated.tracking import (
     MetricRecord,
     RunHistory,
@@ -30,7 +31,7 @@ from pytorch_accelerated.tracking import (
 )
 
 if TYPE_CHECKING:
-    from pytorch_accelerated import Trainer
+    pass
 
 _COLUMNS = ("epoch", "update", "value")  # of a metric
 _MAX_MAIN_METRICS = 3
@@ -66,7 +67,7 @@ class RunContents:
             `greater_is_better`, `is_watched`.
         epochs: for each epoch `epoch`, `seconds`, `data_wait_seconds`, `eval_seconds` and `wall_seconds`.
         events: `time`, `epoch`, `update`, `what` and `text`; of a loss spike also `rows`, indices in the training set,
-            and their `number_of_rows`, of which very many are not all shown.
+            and their `number_of_rows`: a page doesn't show all of very many.
         predictions: see `predictions.describe`, by the name of the evaluation set, which is "" if there is one.
     """
 
@@ -179,7 +180,7 @@ def _exact(digits: str) -> int | str:
 
 
 def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
-    """Write the page that shows `runs`: a report of one, or a comparison of several. It is whole at any time.
+    """Write the page that shows `runs`: a report of one, or a comparison of more. It is whole at any time.
 
     Raises:
         OSError: if it cannot be written.
@@ -202,17 +203,8 @@ def write_whole(text: str, path: Path) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # so that a full disk has room for another attempt
-        raise
+    with replacing(path) as file:
+        disk.write(file, text.encode())
 
 
 def plain_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -248,10 +240,9 @@ def _file(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def model_facts(trainer: Trainer) -> dict[str, Any]:
+def model_facts(model: torch.nn.Module, optimizer: Any, scheduler: Any, loss_func: Any) -> dict[str, Any]:
     """What is trained, and by what."""
-    parts = trainer.model, trainer.optimizer, trainer.scheduler
-    values = hyperparameters_of(*parts, own={"loss": trainer.loss_func})
+    values = hyperparameters_of(model, optimizer, scheduler, own={"loss": loss_func})
     # Once a schedule has begun, `initial_lr`, which comes after `lr`, is what the user gave.
     names = {name: name.removeprefix("model.").replace(".initial_lr", ".lr") for name in values}
     return {"class": values.pop("model")} | {names[name]: value for name, value in values.items()}

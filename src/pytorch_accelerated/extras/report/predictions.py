@@ -77,9 +77,9 @@ class PredictionsOfEvaluation:
         counts: of classes, rows are those that are true; or of labels, [labels, 2, 2].
         rows: the samples with the highest loss.
         scatter: two rows of values: what is true, and what is predicted.
-        has_fractions: whether a target was no 0 or 1, where that decides.
+        has_fractions: whether a target was neither 0 nor 1, where that decides.
         is_outside: whether a score was below 0 or above 1, where that decides.
-        is_unclear: whether there is no reading, or more than one.
+        is_unclear: whether no reading fits, or more than one.
     """
 
     num_samples: int
@@ -409,8 +409,8 @@ def as_data_uri(row: torch.Tensor) -> str:
     if row.ndim == 3:
         pixels = pixels[:3].movedim(0, 2).squeeze(2)
     low, high = pixels.min(), pixels.max()
-    octets = ((pixels - low) * (255 / (high - low).clamp(min=1e-12))).round().to(torch.uint8)
-    picture, file = Image.fromarray(octets.numpy()), io.BytesIO()
+    raw_bytes = ((pixels - low) * (255 / (high - low).clamp(min=1e-12))).round().to(torch.uint8)
+    picture, file = Image.fromarray(raw_bytes.numpy()), io.BytesIO()
     picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
     picture.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

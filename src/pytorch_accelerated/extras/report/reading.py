@@ -23,7 +23,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Typ
 
 
 def read_run(path: Path) -> RunContents:
-    """The run that `path` shows or has saved, with the status and the error in a ``result.json`` beside it.
+    """The run that `path` shows or has saved, with the status and the error in a ``result.json`` next to it.
 
     Raises:
         RunFileError: if it is nothing of that kind, or damaged.
@@ -93,7 +93,7 @@ def all_runs(place: Path) -> list[RunContents]:
 
 
 def _result_of(path: Path) -> Path | None:
-    """The ``result.json`` in a folder or beside a page; of several pages none can claim it."""
+    """The ``result.json`` in a folder or next to a page; one of two pages can't claim it."""
     folder = path if path.is_dir() else path.parent
     is_one_of_several = path.suffix == ".html" and sum(map(_shows_one_run, folder.glob("*.html"))) > 1
     result = folder / RESULT_FILE
@@ -110,7 +110,7 @@ def _shows_one_run(path: Path) -> bool:
 
 
 def _log_history_in(path: Path) -> Path | None:
-    """The log history that `path` is or has; of several checkpoints that of the last; None without one."""
+    """The log history that `path` is or has, from the last of its checkpoints; None without one."""
     checkpoints = path.glob(f"checkpoint-*/{_LOG_HISTORY_FILE}")
     newest_last = sorted(checkpoints, key=lambda file: (len(file.parent.name), file.parent.name))
     files = [path if path.name == _LOG_HISTORY_FILE else path / _LOG_HISTORY_FILE]
@@ -128,11 +128,11 @@ def _of_page(text: str) -> RunContents:
 
 
 def _of_states(path: Path, result: Path | None) -> RunContents:
-    """What the states in a folder have; beside a ``result.json`` they may be one folder down, or missing."""
+    """What the states in a folder have; next to a ``result.json`` they may be one folder down, or missing."""
     contents = RunContents(name="")
     inside = [] if result is None else sorted(path.iterdir())
     for place in [path, *(each for each in inside if each.is_dir() and not (each / RESULT_FILE).exists())]:
-        with contextlib.suppress(FileNotFoundError):  # there is no state, which beside a result is no mistake
+        with contextlib.suppress(FileNotFoundError):  # next to a result, a missing state isn't a mistake
             contents.read_history(read_run_history(place))
             return contents
     if result is None:
