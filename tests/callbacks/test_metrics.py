@@ -150,7 +150,8 @@ def test_metrics_that_keep_predictions_do_not_keep_the_graph():
 
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             self.kept += tuple(
-                kept.requires_grad for kept in metrics._passes["train_"].collection["auroc"].metric_state["preds"]
+                kept.requires_grad
+                for kept in metrics._passes["train_"].collection["auroc"].metric_state["preds"]  # type: ignore[index]
             )
 
     metrics, graphs = Probabilities(several_metrics()), Graphs()

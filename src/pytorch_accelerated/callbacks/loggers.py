@@ -122,8 +122,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
         if self._starts_over or (self._size_bytes and not is_whole):
             self._columns, self._size_bytes = (), 0
             if not self._is_evaluating:
-                steps = history.step_records if self.step_records else ()
-                self._rows = joined(self._entries(steps, history.records))
+                all_steps = history.step_records if self.step_records else ()
+                self._rows = joined(self._entries(all_steps, history.records))
         self._starts_over = False
         self._write(survives_power_cuts=survives_power_cuts)
 

@@ -139,8 +139,8 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         self._names, others = _names_in(metrics)
         # By metric, the name under which it is recorded: a dict such as {"digit_accuracy": "accuracy"} gives another.
-        renames = isinstance(metrics, Mapping) and others is None
-        self._recorded = dict(zip(self._names, metrics if renames else self._names, strict=True))
+        renames = list(metrics) if isinstance(metrics, Mapping) and others is None else self._names
+        self._recorded = dict(zip(self._names, renames, strict=True))
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it

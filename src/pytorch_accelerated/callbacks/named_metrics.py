@@ -115,7 +115,7 @@ class NamedMetrics:
         of_torchmetrics = [name for name in names if name not in _COMPUTED_HERE]
         self._average = asked.average
         made = {name: _metric_of_torchmetrics(name, task, asked) for name in of_torchmetrics}
-        self.metrics = torch.nn.ModuleDict(made).to(device)
+        self.metrics: Any = torch.nn.ModuleDict(made).to(device)
         self._numbers = Numbers()
         # Right answers, and answers that count.
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
@@ -137,7 +137,7 @@ class NamedMetrics:
                 self._seen[1] |= ((targets != 0) & (targets != 1) & (targets != task.ignored)).any()
         scores, targets = task.compared(outputs, targets)
         counts = targets != task.ignored
-        classes = self._classes_of(scores)
+        classes = task.classes_of(scores)
         if task.scores != "classes" or task.kind == "binary":
             known = 2 if task.kind != "multiclass" else task.classes
             is_known = (targets >= 0) & (targets < known)
@@ -170,19 +170,6 @@ class NamedMetrics:
                 targets = torch.where(targets[:, None] == ignored, ignored, (targets[:, None] == each).long())
             return ranked.reshape(-1), targets.reshape(-1)
         return ranked, targets
-
-    def _classes_of(self, scores: torch.Tensor) -> torch.Tensor:
-        task = self._task
-        if task.scores == "classes":
-            return scores.long()
-        if task.kind == "multiclass":
-            return scores.argmax(1)
-        return (scores > (0.5 if task.scores == "probabilities" and not self._is_difference else 0)).long()
-
-    @property
-    def _is_difference(self) -> bool:
-        """Whether a score is the difference of two."""
-        return self._task.kind == "binary" and self._task.classes == 2 and self._task.scores != "probabilities"
 
     def _ranked(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores in [0, 1], where torchmetrics takes them as they are, with the order and the ties of the given ones.

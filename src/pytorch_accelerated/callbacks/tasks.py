@@ -110,6 +110,14 @@ class Task:
             return rows[0], rows[1].long()
         return outputs.reshape(-1), targets.reshape(-1).long()
 
+    def classes_of(self, scores: torch.Tensor) -> torch.Tensor:
+        """The class of each row of scores as `compared` gives them; with labels, 1 for each that a row has."""
+        if self.scores == "classes":
+            return scores.long()
+        if self.kind == "multiclass":
+            return scores.argmax(1)
+        return (scores > (0.5 if self.scores == "probabilities" else 0.0)).long()
+
 
 def kind_of_task(
     loss_func: Any, outputs: Any, targets: Any, asked: Asked | None = None, *, numbers: bool = False

@@ -140,15 +140,12 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        with self._as_module(trainer) as module:
-            trainer.run_context.evaluation_sets.evaluate_other_model(
-                module, metric_name_prefix=f"{self.name}_", callbacks=self._callbacks_of_average(trainer)
-            )
-
-    def _callbacks_of_average(self, trainer: Trainer) -> list[Any]:
-        """Those given, and the metrics of `Trainer(metrics=...)`, which are of every model that is evaluated."""
+        # The metrics of `Trainer(metrics=...)` are of every model that is evaluated.
         measures = [each for each in trainer.callback_handler if getattr(each, "measures_averages", False)]
-        return [*self.callbacks, *(each for each in measures if each not in self.callbacks)]
+        callbacks = [*self.callbacks, *(each for each in measures if each not in self.callbacks)]
+        evaluate = trainer.run_context.evaluation_sets.evaluate_other_model
+        with self._as_module(trainer) as module:
+            evaluate(module, metric_name_prefix=f"{self.name}_", callbacks=callbacks)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it is the best so far."""

@@ -219,15 +219,12 @@ def _as_float(number: Any) -> Any:
 
 def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig) -> int:
     number: int | None = run_config[placeholder.value]
-    num_updates = run_config.max_num_train_steps
-    is_about_training = placeholder is not TrainerPlaceholderValues.EVAL_DATALOADER_LEN
-    if is_about_training and run_config.num_update_steps_per_epoch is None and num_updates is not None:
+    updates = run_config.max_num_train_steps
+    if run_config.num_update_steps_per_epoch is None and updates is not None:
         # A stream with a known number of steps: the run counts as one epoch.
-        whole_run = {
-            TrainerPlaceholderValues.NUM_EPOCHS: 1,
-            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: num_updates * (run_config.gradient_accumulation_steps or 1),
-        }
-        number = whole_run.get(placeholder, num_updates)
+        batches = updates * (run_config.gradient_accumulation_steps or 1)
+        of_run = {**dict.fromkeys(_PER_EPOCH, updates), TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: batches}
+        number = {**of_run, TrainerPlaceholderValues.NUM_EPOCHS: 1}.get(placeholder, number)
     if number is None:
         raise ConfigurationError(
             f"TrainerPlaceholderValues.{placeholder.name} has no value in this run, whose length is unknown. Pass "

@@ -55,17 +55,9 @@ class CosineLrScheduler(DecayLrScheduler):
         num_cooldown_epochs: float = 0,
     ) -> None:
         check_above_0(self, k_decay=k_decay)
-        super().__init__(
-            optimizer,
-            total_num_epochs,
-            num_update_steps_per_epoch,
-            lr_min,
-            min_lr_ratio,
-            num_warmup_epochs,
-            warmup_starting_lr,
-            warmup_starting_lr_ratio,
-            num_cooldown_epochs,
-        )
+        warmup = (num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio)
+        rest = (lr_min, min_lr_ratio, *warmup, num_cooldown_epochs)
+        super().__init__(optimizer, total_num_epochs, num_update_steps_per_epoch, *rest)
         self.k_decay = k_decay
 
     def get_height(self, progress: float) -> float:

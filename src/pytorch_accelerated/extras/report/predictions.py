@@ -154,12 +154,10 @@ class PredictionsOfEvaluation:
         scores, truth = task.compared(outputs, targets)
         classes = task.classes if task.kind == "multiclass" else 2
         counts = (truth != task.ignored) & (truth >= 0) & (truth < classes)
+        prediction = task.classes_of(scores)
         if task.kind == "multiclass":
-            probabilities = scores.softmax(1) if task.scores != "probabilities" else scores
-            confidence, prediction = probabilities.max(dim=1)
+            confidence = (scores if task.scores == "probabilities" else scores.softmax(1)).amax(1)
         else:
-            threshold = 0.5 if task.scores == "probabilities" else 0.0
-            prediction = (scores > threshold).long()
             chance = scores if task.scores == "probabilities" else scores.sigmoid()
             confidence = torch.maximum(chance, 1 - chance)
         self._count(task, torch.where(counts, truth, 0), prediction, counts)
