@@ -421,13 +421,15 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
+        context = self.run_context
         save_checkpoint(
             save_path,
-            self.run_context,
             self.get_model(),
+            context.optimizer if save_optimizer else None,
+            context.scheduler if save_scheduler else None,
             checkpoint_kwargs or {},
-            optimizer=save_optimizer,
-            scheduler=save_scheduler,
+            ranks=context.ranks,
+            mode=context.mode,
             per_node=save_per_node,
         )
 
@@ -449,8 +451,10 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if the file is damaged or belongs to another model or optimizer; then nothing is
                 changed.
         """
+        context = self.run_context
+        scheduler = context.scheduler if load_scheduler else None
         return load_checkpoint(
-            checkpoint_path, self.run_context, self.get_model(), optimizer=load_optimizer, scheduler=load_scheduler
+            checkpoint_path, self.get_model(), context.optimizer, scheduler, loads_optimizer=load_optimizer
         )
 
     def save_training_state(

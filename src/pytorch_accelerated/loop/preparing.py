@@ -64,7 +64,6 @@ def prepare_training(
         context.epochs_before = 0
     else:
         context.epochs_before += context.state.epochs
-    context.states.choose_seed(state)
     context.states.resume_from(state)
     context.number += 1
     if context.given.seed is not None:

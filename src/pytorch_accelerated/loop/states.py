@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,7 @@ class States:
         self.cut: Moment | None = None
         self.context = context
         self._read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
+        self._facts: dict[str, Any] = {}
         self._saved_data: dict[str, SavedData] | None = None
 
     def find(self, source: str | Path | None, *, must_exist: bool = False) -> Any:
@@ -172,24 +173,26 @@ class States:
         known, self._read = self._read, None
         return None if known is None or known[0] != folder else known[1:]
 
-    def choose_seed(self, state: Path | None = None) -> None:
-        """Fix the seed of the call; a resumed run keeps that of its training state."""
+    def resume_from(self, state: Path | None) -> None:
+        """Note the training state that the run will be resumed from, if any, what it leaves out, and its seed."""
+        context = self.context
+        context.resumed_from = state
+        if state is not None:
+            if kind_of(state / MANIFEST_NAME) is not None:  # else `transformers` wrote it
+                self._facts = read_manifest(state).facts
+            self._saved_data = saved_data(self._facts)
+            with explained_loading("What the run leaves out", state):
+                context.left_out = tuple(LeftOut(**entry) for entry in self._facts.get("left_out", ()))
+        self.choose_seed(self._facts)
+
+    def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:
+        """Fix the seed of the call; a resumed run keeps that of the `facts` in its training state."""
         context, given = self.context, self.context.given.seed
         seed = int(given) if given is not None else derived_seed(context.number)
-        if state is not None:
-            with explained_loading("The seed of the run", state):  # something else may have written the folder
-                seed = int(read_manifest(state).facts["seed"])
+        if facts:
+            with explained_loading("The seed of the run", context.resumed_from):  # something else may have written it
+                seed = int(facts["seed"])
         context.seed = context.ranks.from_first(seed)
-
-    def resume_from(self, state: Path | None) -> None:
-        """Note the training state that the run will be resumed from, if any."""
-        self.context.resumed_from = state
-        facts: dict[str, Any] = {}
-        if state is not None and kind_of(state / MANIFEST_NAME) is not None:  # else `transformers` wrote it
-            facts = read_manifest(state).facts
-        self._saved_data = None if state is None else saved_data(facts)
-        with explained_loading("What the run leaves out", state):
-            self.context.left_out = tuple(LeftOut(**entry) for entry in facts.get("left_out", ()))
 
     def saved_seed(self, role: str | None) -> int | None:
         """The seed of a loader of the run that is resumed, if there is one.
@@ -206,7 +209,7 @@ class States:
         """Load the training state that the run is resumed from, now that everything it belongs to exists."""
         context, ranks = self.context, self.context.ranks
         self.load(state, skipped_weights=skipped_weights)
-        before = read_manifest(state).facts["ranks"]
+        before = self._facts["ranks"]
         if before != ranks.count:
             warn_user(
                 ranks,
@@ -238,11 +241,10 @@ class States:
         check_model_finite(context.model, context.ranks)
         # A state has no place for step records that have ended, but whose losses are still on the device.
         context.reports.complete_records()
-        writer = None
         if background:
-            writer, saves.in_background = saves.writer, folder
-        save_run(context, folder, extra, writer, moment=self.cut)
-        saves.add(folder, context.history, context.state, writer)
+            saves.in_background = folder
+        save_run(context, folder, extra, saves.writer if background else None, moment=self.cut)
+        saves.add(folder, context.history, context.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,10 +329,8 @@ class Saves:
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def add(
-        self, folder: Path, history: RunHistory, position: RunState, writer: BackgroundWriter | None = None
-    ) -> None:
-        """Remember a state, which the `writer` may still be writing. Must be called by all ranks.
+    def add(self, folder: Path, history: RunHistory, position: RunState) -> None:
+        """Remember a state, which may still be written in the background. Must be called by all ranks.
 
         On separate disks, a restart on which another machine has rank 0 would find no state. So all machines check that
         they see the first state in each folder, unless copies are uploaded, which all of them can reach.
@@ -338,16 +338,15 @@ class Saves:
         Raises:
             CheckpointError: on all ranks, if a machine doesn't see the first state of a folder.
         """
-        parent = resolved(folder).parent
+        parent, is_complete = resolved(folder).parent, folder != self.in_background
         if parent not in self._seen_in and parent not in self.uploads:
             if are_on_several_machines(self._ranks):
-                if writer is not None:
-                    self._ranks.do_on_all(writer.wait)
+                self.finish()  # the others can see only what is complete
                 refuse_unshared(parent, self._ranks)
             self._seen_in.add(parent)
         epoch = position.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
-        if writer is None:
+        if is_complete:  # else the thread of the writer calls them
             for call in self.writer.after_each:
                 call()
 

@@ -120,7 +120,7 @@ def _read_run(
     """
     optimizer, model = run.optimizer, bare_model(run.model)
     without = ["optimizer"] if optimizer is None and not run.is_at_work else []  # to evaluate
-    facts, parts = read or read_state(folder, make_target=_targets(run), without=without)
+    facts, parts = read or read_state(folder, make_target=_targets(model, optimizer), without=without)
     if "optimizer" not in parts:
         parts["optimizer"] = None if without else read_optimizer_file(folder)
     if TRAINING_WEIGHTS in parts:
@@ -130,7 +130,7 @@ def _read_run(
         by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
         for own in by_rank:
             check_generator_states(own["generators"])
-    _take_own_states(run, parts, by_rank)
+    _take_own_states(parts, by_rank, run.ranks)
     # Another model has other parameters, so its optimizer doesn't fit either; the model is what the error should name.
     check_canonical(model, parts["model"], may_lack=skipped_weights)
     if (optimizer is None) != (parts["optimizer"] is None):
@@ -149,7 +149,7 @@ def _read_run(
         state = _saved_state(callback, run.callbacks, parts["callbacks"])
         if state is not None:
             states.append((type(callback).__name__, callback, state))
-    objects, modules = _checked_held(run, parts["held"], source=folder)
+    objects, modules = _checked_held(held_parts(run.holder), parts["held"], source=folder, warns=run.ranks.is_first)
     return parts, by_rank, [*states, *objects], [(model, parts["model"]), *modules]
 
 
@@ -171,22 +171,21 @@ def _saved_state(callback: Any, callbacks: Iterable[Any], saved: Mapping[str, An
 
 
 def _checked_held(
-    run: Context, states: Mapping[str, Any], *, source: object
+    held: Mapping[str, Any], states: Mapping[str, Any], *, source: object, warns: bool
 ) -> tuple[list[Load], list[tuple[nn.Module, Any]]]:
     """What the trainer holds besides model, optimizer and scheduler, with `states`: first objects, then modules.
 
     Raises:
         InvalidCheckpointError: if a part does not exist any more, or is another one.
     """
-    held = held_parts(run.holder)
     gone = [path for path in states if path not in held]
-    if gone and run.ranks.is_first:  # the first rank's states are those of all, whatever the others hold
+    if gone and warns:  # the first rank's states are those of all, whatever the others hold
         raise InvalidCheckpointError(
             f"The run that saved {source} had {', '.join(gone)}, which this trainer and its loss function do not have. "
             "Nothing was loaded. Make the trainer as it was, before the run starts."
         )
     new = [path for path in held_states(held, warns=False) if path not in states]
-    if new and run.ranks.is_first:
+    if new and warns:
         warnings.warn(
             f"The training state {source} has no values of {', '.join(new)}: they stay as they are.",
             stacklevel=2,
@@ -207,11 +206,11 @@ def _checked_held(
     return objects, modules
 
 
-def _take_own_states(run: Context, parts: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
+def _take_own_states(parts: dict[str, Any], by_rank: list[dict[str, Any]], ranks: Ranks) -> None:
     """Replace those of the history, the callbacks and held parts; nothing if the number of ranks differs."""
     parts.setdefault("held", {})  # older states have none, nor those of a run in which nothing is held
-    if len(by_rank) == run.ranks.count:
-        own = by_rank[run.ranks.index]
+    if len(by_rank) == ranks.count:
+        own = by_rank[ranks.index]
         parts["run"]["history"] = with_difference(parts["run"]["history"], own.get("history", []))
         for part in ("callbacks", "held"):
             for key, difference in own.get(part, {}).items():
@@ -219,19 +218,19 @@ def _take_own_states(run: Context, parts: dict[str, Any], by_rank: list[dict[str
         return
     differing = sorted({key for own in by_rank for part in ("callbacks", "held") for key in own.get(part, {})})
     differing += ["the run history"] * any("history" in own for own in by_rank)
-    if differing and run.ranks.is_first:
+    if differing and ranks.is_first:
         warnings.warn(
             f"The {len(by_rank)} processes that saved this training state had different states of "
-            f"{', '.join(differing)}. With another number ({run.ranks.count}) each of them loads those of the first "
+            f"{', '.join(differing)}. With another number ({ranks.count}) each of them loads those of the first "
             "one.",
             stacklevel=2,
         )
 
 
-def _targets(run: Context) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+def _targets(model: Any, optimizer: Any) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
     """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
-    values = canonical_state_dict(bare_model(run.model))
-    groups = [] if run.optimizer is None else run.optimizer.param_groups
+    values = canonical_state_dict(model)
+    groups = [] if optimizer is None else optimizer.param_groups
     parameters = dict(enumerate(each for group in groups for each in group["params"]))
 
     def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -320,8 +319,17 @@ def _checked_state(target: Any, state: Any, *, source: object) -> Any:
     return state
 
 
-def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bool, scheduler: bool) -> dict[str, Any]:
+def load_checkpoint(
+    path: str | Path, model: Any, optimizer: Any, scheduler: Any, *, loads_optimizer: bool
+) -> dict[str, Any]:
     """Load a file that `save_checkpoint` wrote. Returns all its entries.
+
+    Args:
+        path: the file.
+        model: the bare module.
+        optimizer: its optimizer, whose settings a scheduler may change when it loads its state.
+        scheduler: what loads the scheduler's state, if there is one.
+        loads_optimizer: whether the optimizer loads its state.
 
     Raises:
         MissingCheckpointError: a FileNotFoundError, if the file does not exist.
@@ -337,8 +345,9 @@ def load_checkpoint(path: str | Path, run: Context, model: Any, *, optimizer: bo
     weights = checkpoint["model_state_dict"]
     check_canonical(model, weights)
     pairs = [
-        (run.optimizer if optimizer else None, checkpoint.get("optimizer_state_dict")),
-        (run.scheduler if scheduler else None, checkpoint.get("scheduler_state_dict")),
+        (optimizer if loads_optimizer else None, checkpoint.get("optimizer_state_dict")),
+        (scheduler, checkpoint.get("scheduler_state_dict")),
     ]
-    load_states(checked_states(pairs, source=path), lambda: load_canonical(model, weights), run.optimizer, source=path)
+    states = checked_states(pairs, source=path)
+    load_states(states, lambda: load_canonical(model, weights), optimizer, source=path)
     return checkpoint

@@ -27,6 +27,7 @@ from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import generator_states
 from pytorch_accelerated.ranks.held import held_parts
+from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import Ranks, limit_of_waiting
 from pytorch_accelerated.ranks.sharding import has_shards, whole
 from pytorch_accelerated.ranks.wrappers import bare_model
@@ -188,14 +189,13 @@ def _parts_of_run(run: Context, moment: Moment) -> dict[str, Any]:
     """The parts that are the same on every rank, but for weights and optimizer, which other files may hold."""
     scheduler, scaler = run.scheduler, run.accelerator.scaler
     order = None if run.prepared is None else run.prepared.gradient_order
-    loss = getattr(run.holder, "loss_func", None)
     own = {
         "run_state": moment.position.state_dict(),
         "totals": moment.position.totals,
         "history": moment.history,
         "epochs_before_run": run.epochs_before,
         "config": None if run.config is None else run.config.to_dict(),
-        "described": {**_described("model", bare_model(run.model)), **_described("loss", loss)},
+        "described": _described(model=bare_model(run.model), loss=getattr(run.holder, "loss_func", None)),
         "recorder": moment.recorder,
         "gradient_order": [] if order is None else list(order.names),
     }
@@ -210,18 +210,17 @@ def _parts_of_run(run: Context, moment: Moment) -> dict[str, Any]:
     }
 
 
-def _described(name: str, part: Any) -> dict[str, str]:
-    """What a module and each in it is, or another object, in words by path. It says nothing about weights."""
-    inner = part.named_modules() if isinstance(part, nn.Module) else [("", part)]
-    return {f"{name}.{path}".rstrip("."): _in_words(each) for path, each in inner}
-
-
-def _in_words(part: Any) -> str:
-    try:
-        text = f"{type(part).__name__}({part.extra_repr()})" if isinstance(part, nn.Module) else repr(part)
-    except Exception:  # a user's class may fail to describe itself, which must not prevent the save
-        text = type(part).__name__
-    return re.sub(r" at 0x[0-9a-f]+", "", text)[:_MOST_CHARACTERS]
+def _described(**objects: Any) -> dict[str, str]:
+    """What modules and each module in them are, or other objects, in words by path. It says nothing about weights."""
+    words = {}
+    for name, part in objects.items():
+        for path, each in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
+            try:
+                text = f"{type(each).__name__}({each.extra_repr()})" if isinstance(each, nn.Module) else repr(each)
+            except Exception:  # a user's class may fail to describe itself, which must not prevent the save
+                text = type(each).__name__
+            words[f"{name}.{path}".rstrip(".")] = re.sub(r" at 0x[0-9a-f]+", "", text)[:_MOST_CHARACTERS]
+    return words
 
 
 def held_states(held: Mapping[str, Any], *, warns: bool) -> dict[str, Any]:
@@ -256,37 +255,34 @@ def as_module(part: Any) -> nn.Module | None:
 
 def save_checkpoint(
     path: str | Path,
-    run: Context,
     model: Any,
+    optimizer: Any,
+    scheduler: Any,
     extra: Mapping[str, Any],
     *,
-    optimizer: bool,
-    scheduler: bool,
+    ranks: Ranks,
+    mode: OptimizerMode,
     per_node: bool,
 ) -> None:
     """Write a portable file. Must be called by all ranks; when it returns, all of them can load the file.
 
     Args:
         path: the file to write.
-        run: has the optimizer and the scheduler.
         model: the bare module.
+        optimizer, scheduler: whose states are written, too; None for none.
         extra: further entries.
-        optimizer, scheduler: whether their states are wanted, if there is one.
+        ranks: the processes.
+        mode: of the optimizers that have modes.
         per_node: whether the first rank of each node writes, or only the first of all.
     """
-    with run.mode.evaluating():
-        check_model_finite(run.model, run.ranks)  # on every rank, so that all of them get the error
+    with mode.evaluating():
+        check_model_finite(model, ranks)  # on every rank, so that all of them get the error
         checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
-        if optimizer and run.optimizer is not None:
-            checkpoint["optimizer_state_dict"] = whole(run.optimizer.state_dict())
-        if scheduler and run.scheduler is not None:
-            checkpoint["scheduler_state_dict"] = run.scheduler.state_dict()
-
-        def write() -> None:
-            if run.ranks.is_first_of_node if per_node else run.ranks.is_first:
-                save_portable(path, {**checkpoint, **extra})
-
-        run.ranks.do_on_all(write)
+        if optimizer is not None:
+            checkpoint["optimizer_state_dict"] = whole(optimizer.state_dict())
+        if scheduler is not None:
+            checkpoint["scheduler_state_dict"] = scheduler.state_dict()
+        _write_portable(path, lambda: {**checkpoint, **extra}, ranks, per_node=per_node)
 
 
 def save_parts(path: str | Path, ranks: Ranks, folder: Path, names: Collection[str], extra: Mapping[str, Any]) -> None:
@@ -305,12 +301,16 @@ def save_parts(path: str | Path, ranks: Ranks, folder: Path, names: Collection[s
         InvalidCheckpointError: if the state is damaged, or not there any more.
     """
 
-    def write() -> None:
-        if ranks.is_first_of_node:
-            parts = read_state(folder, names)[1].items()
-            save_portable(path, {**{f"{name}_state_dict": part for name, part in parts if part is not None}, **extra})
+    def entries() -> dict[str, Any]:
+        parts = read_state(folder, names)[1].items()
+        return {**{f"{name}_state_dict": part for name, part in parts if part is not None}, **extra}
 
-    ranks.do_on_all(write)
+    _write_portable(path, entries, ranks, per_node=True)
+
+
+def _write_portable(path: str | Path, entries: Callable[[], dict[str, Any]], ranks: Ranks, *, per_node: bool) -> None:
+    writes = ranks.is_first_of_node if per_node else ranks.is_first
+    ranks.do_on_all(lambda: save_portable(path, entries()) if writes else None)
 
 
 def key_of_state(callback: Any) -> str:

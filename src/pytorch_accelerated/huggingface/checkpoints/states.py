@@ -68,7 +68,7 @@ _RECORDS = ("ReportingCallback", "TensorBoardCallback")
 class CheckpointStates(States):
     """Writes, reads and loads checkpoints. All ranks must call its methods."""
 
-    def choose_seed(self, state: Path | None = None) -> None:
+    def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:
         """Use the seed of the arguments, so that a second training has the same order of rows."""
         args = self.context.holder.args
         self.context.seed = args.seed if args.data_seed is None else args.data_seed
