@@ -244,7 +244,7 @@ def test_threads_that_ask_at_once_are_the_same_process(monkeypatch: pytest.Monke
 
 def test_files_written_by_a_running_process_are_left_alone(tmp_path, monkeypatch):
     mine = leftover(tmp_path, HiddenName.new("a", "partial"))
-    running = HiddenName("a", "partial", layout._this_host(), os.getppid(), "00000000", "00000000")
+    running = HiddenName("a", "partial", layout.this_host(), os.getppid(), "00000000", "00000000")
     theirs = leftover(tmp_path, running)
     save(tmp_path / "state", 1)
     assert mine.is_dir()
@@ -263,7 +263,7 @@ def test_files_written_by_another_host_are_left_alone_for_an_hour(seconds, stays
 def test_files_left_by_a_dead_process_are_removed(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    path = leftover(tmp_path, HiddenName("a", "partial", layout._this_host(), child.pid, "00000000", "00000000"))
+    path = leftover(tmp_path, HiddenName("a", "partial", layout.this_host(), child.pid, "00000000", "00000000"))
     save(tmp_path / "state", 1)
     assert not path.exists()
 

@@ -120,8 +120,8 @@ def republished(state: Path, target: Path, change: Callable[[Any, Pieces], Any])
     changed = {"shards.json": [json.dumps(layout).encode()], **{name: chunks(some) for name, some in pieces.items()}}
     staged = begin(target)
     kept = [entry.name for entry in manifest.files if not entry.name.startswith("shards")]
-    entries = [staged.write_file(name, [(state / name).read_bytes()]) for name in kept]
-    entries += [staged.write_file(name, content) for name, content in changed.items()]
+    files = {**{name: [(state / name).read_bytes()] for name in kept}, **changed}
+    entries = staged.write_files(files.items())
     staged.commit(manifest.facts, entries)
     return target
 

@@ -18,7 +18,7 @@ def save(folder: Path, *steps: int) -> None:
     """Complete checkpoints, one after the other, each with a manifest."""
     for step in steps:
         staged = begin(folder / checkpoint_name(step))
-        staged.commit({}, [staged.write_file("trainer_state.json", [b"{}"])])
+        staged.commit({}, staged.write_files([("trainer_state.json", [b"{}"])]))
 
 
 def steps_in(folder: Path) -> list[int]:

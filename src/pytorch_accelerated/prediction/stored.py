@@ -103,12 +103,12 @@ class StoredPredictionsWriter:
 
     def _write_block(self, block: Leaves) -> None:
         name = _block_name(self._ranks.index, len(self._files))
-        self._files.append(self._staged.write_file(name, chunks(block)))
+        self._files += self._staged.write_files([(name, chunks(block))])
 
     def _publish(self, per_rank: list[tuple[RowFacts, list[FileEntry]]], kinds: Kinds, structure: Any) -> None:
         pieces = pieces_in_order([facts.places for facts, _ in per_rank])
         order = torch.tensor(pieces, dtype=torch.int64, device="cpu").reshape(-1, len(Piece._fields))
-        files = [self._staged.write_file(_ORDER_NAME, chunks({"pieces": order}))]
+        files = self._staged.write_files([(_ORDER_NAME, chunks({"pieces": order}))])
         facts = {
             PREDICTIONS_FORMAT: _VERSION,
             "rows": sum(piece.rows for piece in pieces),

@@ -129,7 +129,7 @@ class HiddenName:
     @classmethod
     def new(cls, final: str, kind: Literal["partial", "replaced"]) -> HiddenName:
         """An unused name for this process."""
-        return cls(final, kind, _this_host(), os.getpid(), _process_token(os.getpid()), secrets.token_hex(4))
+        return cls(final, kind, this_host(), os.getpid(), _process_token(os.getpid()), secrets.token_hex(4))
 
     @classmethod
     def parse(cls, name: str) -> HiddenName | None:
@@ -138,24 +138,19 @@ class HiddenName:
         if match is None:
             return None
         final, host, pid, process, nonce, kind = match.groups()
-        return cls(final, "partial" if kind == "partial" else "replaced", host, int(pid), process, nonce)
+        return cls(final, kind, host, int(pid), process, nonce)  # type: ignore[arg-type]  # as the pattern says
 
     def __str__(self) -> str:
         return f".{self.final}.{self.host}-{self.pid}-{self.process}-{self.nonce}.{self.kind}"
 
     @property
-    def is_on_this_host(self) -> bool:
-        """Whether `pid` means something here."""
-        return self.host == _this_host()
-
-    @property
     def is_of_this_process(self) -> bool:
         """Whether this process is at work on it."""
-        return self.is_on_this_host and (self.pid, self.process) == (os.getpid(), _process_token(os.getpid()))
+        return (self.host, self.pid, self.process) == (this_host(), os.getpid(), _process_token(os.getpid()))
 
 
 @functools.cache
-def _this_host() -> str:
+def this_host() -> str:
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # containers may share the host's name, but not its pids
     except OSError:

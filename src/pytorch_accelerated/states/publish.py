@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -34,8 +34,9 @@ from pytorch_accelerated.states.layout import (
     dump_manifest,
     hidden_sibling,
     is_file_name,
+    this_host,
 )
-from pytorch_accelerated.states.verify import WORTH_A_THREAD, add_rest, list_states, open_plain_file, read_manifest
+from pytorch_accelerated.states.verify import CHUNK_BYTES, WORTH_A_THREAD, add_rest, list_states, open_plain_file, read_manifest
 
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
@@ -54,11 +55,6 @@ class StagedFolder:
     staging: Path
     final: Path
 
-    def write_file(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        """`write_files` for a single file."""
-        (entry,) = self.write_files([(name, chunks)])
-        return entry
-
     def write_files(self, files: Iterable[tuple[str, Iterable[bytes | memoryview]]]) -> list[FileEntry]:
         """Write files, by name, and flush each while the next ones are written; the entries are for `commit`.
 
@@ -68,10 +64,26 @@ class StagedFolder:
             CheckpointError: if writing fails; says at which position.
         """
         entries, flushes = [], []
-        with explained(self.final), contextlib.ExitStack() as opened, ThreadPoolExecutor(_FLUSHES_AT_ONCE) as flushing:
+        with (
+            explained(self.final),
+            contextlib.ExitStack() as opened,
+            ThreadPoolExecutor(_FLUSHES_AT_ONCE) as flushing,
+            ThreadPoolExecutor(1) as hashing,
+        ):
             for name, chunks in files:
                 file = opened.enter_context(disk.create_file(self.staging / name))
-                entries.append(self._write(file, name, chunks))
+                digest, hashed, size_bytes = hashlib.sha256(), [], 0
+                for piece in _pieces(chunks):
+                    wait(hashed)
+                    if len(piece) < WORTH_A_THREAD:
+                        digest.update(piece)
+                    else:  # hashing and writing take about as long, and both release the interpreter's lock
+                        hashed = [hashing.submit(digest.update, piece)]
+                    with explained(self.final, f"writing {len(piece)} bytes at position {size_bytes} of {name!r}"):
+                        disk.write(file, piece)
+                    size_bytes += len(piece)
+                wait(hashed)
+                entries.append(FileEntry(name, size_bytes, digest.hexdigest()))
                 flushes.append(flushing.submit(disk.flush, file))
             # A name may reach the disk before the content. The folder gets its name after all contents are there.
             for flush in flushes:
@@ -107,8 +119,12 @@ class StagedFolder:
             CheckpointError: if a file is missing here, or the disk fails; an earlier state then keeps the name.
         """
         files = tuple(sorted(files, key=lambda entry: entry.name))
-        there = {name: (self.staging / name).stat().st_size for name in plain_files(self.staging)}
-        missing = [entry.name for entry in files if there.get(entry.name) != entry.size_bytes]
+        paths = {entry: self.staging / entry.name for entry in files}
+        missing = [
+            entry.name
+            for entry, path in paths.items()
+            if not path.is_file() or path.stat().st_size != entry.size_bytes
+        ]
         if missing:
             raise CheckpointError(
                 f"The process that publishes {self.staging} cannot see {', '.join(missing)} there, although the ranks "
@@ -153,21 +169,12 @@ class StagedFolder:
             with contextlib.suppress(OSError):
                 _remove_tree(self.staging)
 
-    def _write(self, file: FileIO, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        digest = hashlib.sha256()
-        size_bytes = 0
-        with ThreadPoolExecutor(1) as hashing:
-            hashed: list[Future[None]] = []
-            for chunk in chunks:
-                wait(hashed)
-                if len(chunk) < WORTH_A_THREAD:
-                    digest.update(chunk)
-                else:  # hashing and writing take about as long, and both release the interpreter's lock
-                    hashed = [hashing.submit(digest.update, chunk)]
-                with explained(self.final, f"writing {len(chunk)} bytes at position {size_bytes} of {name!r}"):
-                    disk.write(file, chunk)
-                size_bytes += len(chunk)
-        return FileEntry(name, size_bytes, digest.hexdigest())
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """Chunks in pieces that stay in the processor's cache from their hashing to their writing."""
+    for chunk in map(memoryview, chunks):
+        for start in range(0, len(chunk), CHUNK_BYTES):
+            yield chunk[start : start + CHUNK_BYTES]
 
 
 def plain_files(folder: Path) -> list[str]:
@@ -310,14 +317,12 @@ def explained(final: Path, doing: str = "") -> Iterator[None]:
 
 
 def _remove_tree(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        for child in sorted(path.iterdir()):
-            _remove_tree(child)
-    disk.remove(path)
+    for each in [*sorted(path.rglob("*"), reverse=True), path]:
+        disk.remove(each)
 
 
 def _is_abandoned(path: Path, hidden: HiddenName, *, now: float) -> bool:
-    if hidden.is_on_this_host and os.name == "posix":
+    if hidden.host == this_host() and os.name == "posix":
         if hidden.pid == os.getpid():
             return not hidden.is_of_this_process  # in a container, each process may have the pid of the one before
         try:

@@ -59,14 +59,18 @@ def write_encoded(
         CheckpointError: describes the disk's error. Earlier saves are unchanged.
     """
     # Without sharded tensors, the first rank is here alone.
-    on_first: Callable[[Callable[[], Any]], Any] = _call if ranks is None else ranks.do_on_first
-    staged: StagedFolder = on_first(lambda: final if isinstance(final, StagedFolder) else begin(final))
+    on_first: Callable[[Callable[[], Any]], Any] = (lambda work: work()) if ranks is None else ranks.do_on_first
+    staged: StagedFolder = final if isinstance(final, StagedFolder) else on_first(lambda: begin(final))
     try:
-        others = on_first(staged.add_files)
+        others = on_first(staged.add_files) if staged is final else []
         shards = [] if ranks is None else _write_shards(ranks, staged, encoded)
 
         def publish() -> None:  # the last thing: all ranks have their pieces on the disk
-            files = staged.write_files(_files_of(encoded))
+            contents: dict[str, Iterable[bytes | memoryview]] = {}
+            for name, part in encoded.items():
+                contents[f"{name}.json"] = [dump_json(part.structure)]
+                contents[f"{name}.safetensors"] = chunks(part.tensors)  # copied to the host one at a time, then
+            files = staged.write_files(contents.items())
             staged.commit({**facts, PARTS: list(encoded)} if others else facts, [*shards, *others, *files])
 
         on_first(publish)
@@ -74,17 +78,6 @@ def write_encoded(
         if ranks is None or ranks.is_first:
             staged.abort()
         raise
-
-
-def _call(work: Callable[[], Any]) -> Any:
-    return work()
-
-
-def _files_of(encoded: Mapping[str, Encoded]) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
-    """The two files of each part. Tensors on other devices are copied to the host one at a time."""
-    for name, part in encoded.items():
-        yield f"{name}.json", [dump_json(part.structure)]
-        yield f"{name}.safetensors", chunks(part.tensors)
 
 
 def read_state(
@@ -164,14 +157,16 @@ def _write_shards(ranks: Ranks, staged: StagedFolder, encoded: Mapping[str, Enco
             for name, shard in shards.items()
             if shard.part.numel() and not shard.is_replica
         }
-        files = [staged.write_file(f"shards_{ranks.index}.safetensors", chunks(own))] if own else []
+        files: dict[str, Iterable[bytes | memoryview]] = {}
+        if own:
+            files[f"shards_{ranks.index}.safetensors"] = chunks(own)
         if ranks.is_first:
             layout = {
                 name: {"dtype": DTYPE_NAMES[shard.part.dtype], "shape": list(shard.shape)}
                 for name, shard in shards.items()
             }
-            files.append(staged.write_file(SHARDS_NAME, [dump_json(layout)]))
-        return files
+            files[SHARDS_NAME] = [dump_json(layout)]
+        return staged.write_files(files.items())
 
     return [entry for files in ranks.exchange(ranks.do_on_all(write)) for entry in files]
 

@@ -35,7 +35,7 @@ from pytorch_accelerated.states.layout import (
 
 # Hashing less takes no longer than starting a thread for it.
 WORTH_A_THREAD = 1 << 20
-_CHUNK_BYTES = 2**22
+CHUNK_BYTES = 2**22
 _FILES_OF_ACCELERATE = ("random_states_*.pkl", "optimizer.bin")
 _FILE_OF_RUN = re.compile(r"(?:run|rank_\d+)\.(?:json|safetensors)")
 
@@ -72,7 +72,7 @@ def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] 
 
     def fill(buffer: memoryview) -> None:
         while buffer:
-            count = file.readinto(buffer[:_CHUNK_BYTES])
+            count = file.readinto(buffer[:CHUNK_BYTES])
             if not count:
                 raise InvalidCheckpointError(f"{path} ended while it was read. Use another checkpoint.")
             tell(buffer[:count])
@@ -134,7 +134,7 @@ def check_file(path: Path, entry: FileEntry) -> None:
 
 def add_rest(digest: Any, file: FileIO) -> None:
     """Add the rest of a file to a digest."""
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    buffer = memoryview(bytearray(CHUNK_BYTES))
     while count := file.readinto(buffer):
         digest.update(buffer[:count])
 
