@@ -27,8 +27,7 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     Only the prefixes of torch's own wrappers (such as DDP, FSDP and compiled modules) are removed: a user's submodule
     called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
-    inner = _wrapped_paths(module)
-    return _renamed(_state_dict(module), lambda name: _canonical(name, inner))
+    return _renamed(type(module).state_dict(module), _canonical_names(module))
 
 
 def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:
@@ -45,13 +44,12 @@ def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] 
         raise InvalidCheckpointError(
             f"The saved state of this {type(module).__name__} is a {type(state).__name__}, not a dict of tensors."
         )
-    inner = _wrapped_paths(module)
-    if not inner and _overrides(module, "load_state_dict"):
+    if _canonical_names(module) is str and _overrides(module, "load_state_dict"):
         return
-    live = _live(module, inner)
+    live = canonical_state_dict(module)
     complaints = [f"missing: {name}" for name in live if name not in state and name not in may_lack]
     complaints += [f"unexpected: {name}" for name in state if name not in live]
-    mismatches = {name: _mismatch(value, state[name]) for name, (_, value) in live.items() if name in state}
+    mismatches = {name: _mismatch(value, state[name]) for name, value in live.items() if name in state}
     complaints += [f"{name}: {mismatch}" for name, mismatch in mismatches.items() if mismatch]
     if complaints:
         further = [f"and {len(complaints) - _MOST_COMPLAINTS} more"] * (len(complaints) > _MOST_COMPLAINTS)
@@ -94,29 +92,24 @@ def loads_its_own_way(module: nn.Module) -> bool:
 
 
 def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collection[str]) -> None:
-    inner = _wrapped_paths(module)
-    if not inner and _overrides(module, "load_state_dict"):
-        module.load_state_dict(_renamed(state, lambda name: name))
+    canonical = _canonical_names(module)
+    if canonical is str and _overrides(module, "load_state_dict"):
+        module.load_state_dict(_renamed(state, canonical))
         return
-    live = _live(module, inner)
-    live_paths = {_canonical(path, inner): path for path, _ in module.named_modules(remove_duplicate=False)}
-    live_names = {name: live_name for name, (live_name, _) in live.items()}
-    state = _cut(state, {name: value for name, (_, value) in live.items()})
-    renamed = _renamed(state, lambda name: live_names.get(name) or live_paths.get(name, name))
+    paths = {canonical(path): path for path, _ in module.named_modules(remove_duplicate=False)}
+    live = type(module).state_dict(module)
+    names = {canonical(name): name for name in live}
+    state = _renamed(state, lambda name: names.get(name) or paths.get(name, name))
+    state.update({name: sharded_like(live[name], value) for name, value in state.items() if is_sharded(live.get(name))})
     if not may_lack and not _overrides(module, "state_dict"):
-        module.load_state_dict(renamed)
+        module.load_state_dict(state)
         return
-    unknown = module.load_state_dict(renamed, strict=False).unexpected_keys
+    unknown = module.load_state_dict(state, strict=False).unexpected_keys
     if unknown:
         raise InvalidCheckpointError(
             f"The `state_dict` of this {type(module).__name__} is overridden and returns the names "
             f"{', '.join(unknown)}, which no parameter or buffer has. Override `load_state_dict` as well."
         )
-
-
-def _live(module: nn.Module, inner: set[str]) -> dict[str, tuple[str, Any]]:
-    """By canonical name: the name in `module`, and the tensor."""
-    return {_canonical(name, inner): (name, value) for name, value in _state_dict(module).items()}
 
 
 def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -158,27 +151,20 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([flag.to(flags[0].device) for flag in flags]).all() if flags else torch.tensor(True)
 
 
-def _wrapped_paths(module: nn.Module) -> set[str]:
-    """The paths, relative to `module`, of all wrapped modules."""
-    paths = set()
+def _canonical_names(module: nn.Module) -> Callable[[str], str]:
+    """A function that removes the steps from wrappers to wrapped modules from names in `module`; `str` without any."""
+    wrapped = set()
     for path, wrapper in module.named_modules(remove_duplicate=False):
         for kind in type(wrapper).__mro__:
             if kind.__module__.startswith("torch.") and kind.__name__ in WRAPPED_NAMES:
                 inner_name = WRAPPED_NAMES[kind.__name__]
-                paths.add(f"{path}.{inner_name}" if path else inner_name)
-    return paths
+                wrapped.add(f"{path}.{inner_name}" if path else inner_name)
 
+    def canonical(name: str) -> str:
+        steps = name.split(".")
+        return ".".join(step for end, step in enumerate(steps, 1) if ".".join(steps[:end]) not in wrapped)
 
-def _canonical(name: str, wrapped_paths: set[str]) -> str:
-    """`name` without the steps from a wrapper to its wrapped module."""
-    steps = name.split(".")
-    kept = [step for index, step in enumerate(steps) if ".".join(steps[: index + 1]) not in wrapped_paths]
-    return ".".join(kept)
-
-
-def _state_dict(module: nn.Module) -> Any:
-    """The state dict as the class of `module` defines it. Some scripts replace the object's method by a partial one."""
-    return type(module).state_dict(module)
+    return canonical if wrapped else str
 
 
 def _overrides(module: nn.Module, name: str) -> bool:
@@ -193,15 +179,6 @@ def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedD
     if versions is not None:
         set_module_versions(renamed, OrderedDict((rename(path), version) for path, version in versions.items()))
     return renamed
-
-
-def _cut(state: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`state` with its tensors sharded like those of `live`."""
-    if not any(map(is_sharded, live.values())):
-        return state
-    cut = _renamed(state, lambda name: name)  # a copy, with the versions of its modules
-    cut.update({name: sharded_like(live[name], value) for name, value in state.items()})
-    return cut
 
 
 def _mismatch(live: Any, saved: Any) -> str | None:
