@@ -1,7 +1,7 @@
 """Training states in object storage, or anywhere else that fsspec reaches by a URL.
 
-A state is committed to a local folder first, as all states are. Beside the run, one thread copies it to the URL, with
-its manifest last: without one, a state is incomplete and never read. No state is overwritten there: a second ``final``
+A state is committed to a local folder first, as all states are. While the run continues, one thread copies it to the
+URL, with its manifest last: without one, a state is incomplete and never read. No state is overwritten there: a second ``final``
 becomes ``final.<serial>``, and then the first is deleted. Deleting begins with the manifest.
 
 To resume, the newest complete state is copied to the local folder, where everything else reads it.
@@ -97,7 +97,7 @@ class Store:
         self._files.invalidate_cache()
         states: dict[str, set[str]] = {}
         try:
-            paths = self._done("listing it", lambda _: list(self._files.find(self._root)))
+            paths = self._done("listing", "it", lambda *_: list(self._files.find(self._root)))
         except InvalidCheckpointError as error:  # a folder would be an empty one
             raise MissingCheckpointError(f"{error} Make the bucket, or check its name and the endpoint.") from error
         for path in paths:
@@ -107,58 +107,48 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
-        return self._done(f"reading {name}", lambda _: bytes(self._files.cat_file(self._path(name))))
+        return self._done("reading", name, lambda there, _: bytes(self._files.cat_file(there)))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file."""
-
-        def work(_: Any) -> None:
-            self._make_folder(name)
-            self._files.pipe_file(self._path(name), data)
-
-        self._done(f"writing {name}", work)
+        self._done("writing", name, lambda there, _: self._files.pipe_file(there, data))
 
     def get(self, name: str, path: Path) -> None:
         """Copy a file to `path`."""
-        self._done(f"reading {name}", lambda moved: self._files.get_file(self._path(name), str(path), callback=moved))
+        self._done("reading", name, lambda there, moved: self._files.get_file(there, str(path), callback=moved))
 
     def put(self, path: Path, name: str) -> None:
         """Copy the file at `path` here."""
-
-        def work(moved: Any) -> None:
-            self._make_folder(name)
-            self._files.put_file(str(path), self._path(name), callback=moved)
-
-        self._done(f"writing {name}", work)
+        self._done("writing", name, lambda there, moved: self._files.put_file(str(path), there, callback=moved))
 
     def delete(self, name: str) -> None:
         """Delete a file, or all of a folder, if it is there."""
         self._files.invalidate_cache()
         with contextlib.suppress(InvalidCheckpointError):
-            self._done(f"deleting {name}", lambda _: self._files.rm(self._path(name), recursive=True))
+            self._done("deleting", name, lambda there, _: self._files.rm(there, recursive=True))
 
-    def _make_folder(self, name: str) -> None:
-        if self._needs_folders:
-            self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name.lstrip('/')}"
-
-    def _done(self, doing: str, work: Callable[[Any], Result]) -> Result:
-        """The result of `work`, which is given a callback of fsspec to report progress to.
+    def _done(self, doing: str, name: str, work: Callable[[str, Any], Result]) -> Result:
+        """The result of `work`, which is given the full name, and a callback of fsspec to report progress to.
 
         Raises:
             InvalidCheckpointError: if a file is missing.
             CheckpointError: if it failed in another way, each time it was tried.
         """
+        there = f"{self._root}/{name.lstrip('/')}"
+
+        def in_folder(moved: Any) -> Result:
+            if doing == "writing" and self._needs_folders:
+                self._files.makedirs(there.rpartition("/")[0], exist_ok=True)
+            return work(there, moved)
+
         deadline, pause = time.monotonic() + self._timeout, FIRST_WAIT_SECONDS
         while True:
             try:
-                return self._unless_stalled(work)
+                return self._unless_stalled(in_folder)
             except Exception as error:  # each kind of storage has its own
                 if isinstance(error, _LASTING) or time.monotonic() + pause > deadline:
                     kind = InvalidCheckpointError if isinstance(error, FileNotFoundError) else CheckpointError
-                    raise kind(f"{self.url}: {doing} failed ({type(error).__name__}: {error}).") from error
+                    raise kind(f"{self.url}: {doing} {name} failed ({type(error).__name__}: {error}).") from error
             time.sleep(pause)
             pause *= 2
 
@@ -184,7 +174,7 @@ class Store:
 
 
 class Uploads:
-    """Copies the training states of a local folder to a URL, in one thread beside the run.
+    """Copies the training states of a local folder to a URL, in one thread, while the run continues.
 
     The states get there in the order in which they were saved, but one that `retention` would delete at once is left
     out. A local state is deleted when it is there, except the newest. Only one rank calls `connect`; on the others,
@@ -235,7 +225,7 @@ class Uploads:
     def start(self) -> None:
         """Begin to upload what is new. Failures are warnings, and the next call tries again."""
         if self._thread is not None and (self._round is None or self._round.running() or self._round.done()):
-            self._round = self._thread.submit(self._try_to_upload)
+            self._round = self._thread.submit(self._upload_all, warns=True)
 
     def finish(self) -> None:
         """Upload what is not there yet, and end the thread.
@@ -250,22 +240,19 @@ class Uploads:
             last = thread.submit(self._upload_all)
         last.result()
 
-    def _try_to_upload(self) -> None:
-        try:
-            self._upload_all()
-        except CheckpointError as error:
-            warnings.warn(f"{error} The next save tries again.", stacklevel=2)
-
-    def _upload_all(self) -> None:
+    def _upload_all(self, *, warns: bool = False) -> None:
         try:
             while pending := self._pending():
                 self._upload(*pending[0])
                 self._delete_outdated()
         except (CheckpointError, OSError) as error:
-            raise CheckpointError(
+            message = (
                 f"A training state could not be uploaded. {error} Nothing is lost: it is in {self.folder}, and "
                 f"resuming from {self._store.url} on this machine finds it."
-            ) from error
+            )
+            if not warns:
+                raise CheckpointError(message) from error
+            warnings.warn(f"{message} The next save tries again.", stacklevel=2)
 
     def _pending(self) -> list[tuple[Path, Manifest]]:
         """The local states to upload, oldest first. Those that would be deleted there at once are deleted here."""
@@ -411,7 +398,7 @@ def _find(store: Store, folder: Path) -> tuple[list[_Found], list[str], list[str
 
 def _obtain_everywhere(store: Store, one: _Found, target: Path, ranks: Ranks, check: Callable[[Path], Any]) -> None:
     """Have a state in `target` on each machine; an error of one is raised on all. Must be called by all ranks."""
-    # One machine alone first: the others may share its disk.
+    # The first machine goes alone, because the others may share its disk.
     ranks.do_on_first(lambda: _obtain(store, one, target, check))
     is_next = ranks.is_first_of_node and not ranks.is_first
     ranks.do_on_all(lambda: _obtain(store, one, target, verify) if is_next else None)

@@ -8,7 +8,6 @@ import functools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -90,67 +89,36 @@ def without_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((0, *tensor.shape[1:]))
 
 
-def facts_of(rows: torch.Tensor, structure: str) -> list[int]:
-    """What the other ranks must know of `rows` before they can be gathered: a message for `RowsOfRanks.agreed`."""
-    return [zlib.crc32(structure.encode()), rows.ndim, _DTYPES.index(rows.dtype), *rows.shape]
+def _common_rows(
+    facts: Sequence[Sequence[int]], counts: Sequence[int], padding_value: float | None
+) -> tuple[list[int], torch.dtype]:
+    """The shape of the largest row in each dimension, and the dtype of all rows.
 
-
-@dataclass(frozen=True)
-class RowsOfRanks:
-    """The layout of one tensor on all ranks.
-
-    Attributes:
+    Args:
+        facts: what each rank has told, by rank: a checksum, dimensions, dtype and shape.
         counts: rows by rank.
-        row_shape: of the largest row in each dimension.
-        dtype: of all rows.
+        padding_value: see `Ranks.gather`.
+
+    Raises:
+        ArgumentTypeError: if shapes or dtypes differ between ranks.
     """
-
-    counts: list[int]
-    row_shape: list[int]
-    dtype: torch.dtype
-
-    @classmethod
-    def agreed(cls, facts: Sequence[Sequence[int]], padding_value: float | None) -> RowsOfRanks:
-        """The layout that fits all ranks.
-
-        Args:
-            facts: `facts_of` the rows of every rank, by rank.
-            padding_value: see `Ranks.gather`.
-
-        Raises:
-            ArgumentTypeError: if shapes or dtypes differ between ranks.
-        """
-        counts = [count for _, _, _, count, *_ in facts]
-        # A rank without rows often can't know what its rows would look like.
-        telling = [theirs for theirs, count in zip(facts, counts, strict=True) if count] or facts[:1]
-        if len({(ndim, dtype) for _, ndim, dtype, *_ in telling}) > 1:
-            found = ", ".join(f"{ndim}-dim {_DTYPES[dtype]}" for _, ndim, dtype, *_ in facts)
-            raise ArgumentTypeError(
-                f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them."
-            )
-        row_shapes = [list(shape) for _, _, _, _, *shape in telling]
-        widest = [max(sizes) for sizes in zip(*row_shapes, strict=True)]
-        if padding_value is None and any(shape != widest for shape in row_shapes):
-            raise ArgumentTypeError(
-                f"Rows of shapes {', '.join(map(str, row_shapes))} (by rank) cannot be joined. Pass `padding_value`."
-            )
-        return cls(counts, widest, _DTYPES[telling[0][2]])
-
-    def padded(self, rows: torch.Tensor, padding_value: float | None, device: torch.device) -> torch.Tensor:
-        """The rows of this rank on `device`, in the shape that every rank sends."""
-        padded = torch.full((max(self.counts), *self.row_shape), padding_value or 0, dtype=self.dtype, device=device)
-        if len(rows):
-            padded[tuple(slice(size) for size in rows.shape)] = rows
-        return padded
-
-    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows of all ranks from the octets of what each has sent."""
-        row_length = len(parts[0]) // max(1, *self.counts)
-        octets = torch.cat([part[: count * row_length] for part, count in zip(parts, self.counts, strict=True)])
-        return octets.view(self.dtype).view(sum(self.counts), *self.row_shape)
+    # A rank without rows often can't know what its rows would look like.
+    telling = [theirs for theirs, count in zip(facts, counts, strict=True) if count] or facts[:1]
+    if len({(ndim, dtype) for _, ndim, dtype, *_ in telling}) > 1:
+        found = ", ".join(f"{ndim}-dim {_DTYPES[dtype]}" for _, ndim, dtype, *_ in facts)
+        raise ArgumentTypeError(
+            f"Tensors to gather must be of one kind on every rank, but they are (by rank) {found}. Convert them."
+        )
+    shapes = [list(shape) for _, _, _, _, *shape in telling]
+    widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    if padding_value is None and any(shape != widest for shape in shapes):
+        raise ArgumentTypeError(
+            f"Rows of shapes {', '.join(map(str, shapes))} (by rank) cannot be joined. Pass `padding_value`."
+        )
+    return widest, _DTYPES[telling[0][2]]
 
 
-def octets_of(tensor: torch.Tensor) -> torch.Tensor:
+def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of `tensor` in one dimension: no backend moves every dtype. A view if the tensor is contiguous."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
@@ -282,11 +250,11 @@ class Ranks:
             return
         for tensor in tensors:
             target = without_repeats(tensor.detach())
-            octets = octets_of(target).to(self.device)
-            if len(octets):
-                dist.broadcast(octets, src=0)
-            if octets.data_ptr() != target.data_ptr():
-                target.copy_(octets.view(target.dtype).view(target.shape))
+            raw_bytes = _raw_bytes(target).to(self.device)
+            if len(raw_bytes):
+                dist.broadcast(raw_bytes, src=0)
+            if raw_bytes.data_ptr() != target.data_ptr():
+                target.copy_(raw_bytes.view(target.dtype).view(target.shape))
 
     def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` summed over the ranks in place, without waiting for the device."""
@@ -355,18 +323,25 @@ class Ranks:
         return [message[2 : 2 + message[1]] for message in messages]
 
     def _gather_rows(self, rows: torch.Tensor, structure: str, padding_value: float | None) -> torch.Tensor:
-        per_rank = self._tell(_GATHER, facts_of(rows, structure))
+        facts = [zlib.crc32(structure.encode()), rows.ndim, _DTYPES.index(rows.dtype), *rows.shape]
+        per_rank = self._tell(_GATHER, facts)
         if len({checksum for checksum, *_ in per_rank}) > 1:
             raise ArgumentTypeError(
                 "Data to gather must have one structure on every rank, with the keys of a dict in one order, but it is "
                 f"(by rank, None for each tensor) {', '.join(self.exchange(structure))}."
             )
-        layout = RowsOfRanks.agreed(per_rank, padding_value)
-        octets = octets_of(layout.padded(rows, padding_value, self.device))
-        parts = [torch.empty_like(octets) for _ in range(self.count)]
-        if len(octets):
-            dist.all_gather(parts, octets)
-        return layout.joined(parts).to(rows.device)
+        counts = [count for _, _, _, count, *_ in per_rank]
+        row_shape, dtype = _common_rows(per_rank, counts, padding_value)
+        padded = torch.full((max(counts), *row_shape), padding_value or 0, dtype=dtype, device=self.device)
+        if len(rows):
+            padded[tuple(slice(size) for size in rows.shape)] = rows
+        sent = _raw_bytes(padded)
+        parts = [torch.empty_like(sent) for _ in counts]
+        if len(sent):
+            dist.all_gather(parts, sent)
+        row_bytes = len(sent) // max(1, *counts)
+        joined = torch.cat([part[: count * row_bytes] for part, count in zip(parts, counts, strict=True)])
+        return joined.view(dtype).view(sum(counts), *row_shape).to(rows.device)
 
 
 def _attempt(work: Callable[[], Result]) -> tuple[Result | None, PytorchAcceleratedError | None]:
