@@ -36,7 +36,13 @@ def held_parts(holder: Any) -> dict[str, Any]:
     own += [getattr(part, "optimizer", None) for part in own]  # inside of accelerate's wrapper
     seen = {id(part) for part in own} | {id(tensor) for part in own for tensor in tensors_of(part)}
     found: dict[str, Any] = {}
-    for path, part in _all_parts(holder):
+    attributes = {name: value for name, value in vars(holder).items() if name not in (*_NOT_HELD, *_DATA)}
+    parts = (
+        pair
+        for name, value in attributes.items()
+        for pair in (_parts_of_function(name, value) if name in _LOSSES else _parts(name, value, _DEPTH))
+    )
+    for path, part in parts:
         tensors = tensors_of(part)
         if id(part) not in seen and not (tensors and all(id(tensor) in seen for tensor in tensors)):
             found[path] = part
@@ -122,14 +128,6 @@ def _own_parts(holder: Any) -> list[Any]:
     """The model, the optimizer and the scheduler of a trainer, in all their forms."""
     names = [name for name in _NOT_HELD if name in vars(holder) or hasattr(type(holder), name)]
     return [getattr(holder, name) for name in names]
-
-
-def _all_parts(holder: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(holder).items():
-        if name in _LOSSES:
-            yield from _parts_of_function(name, value)
-        elif name not in (*_NOT_HELD, *_DATA):
-            yield from _parts(name, value, _DEPTH)
 
 
 def _parts(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

@@ -212,13 +212,10 @@ class _Encoder:
             return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")
         if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES.values() or tensor.is_meta:
             return self._refuse(path, f"is a tensor with {tensor.layout}, {tensor.dtype} on {tensor.device}")
-        return self._placed(tensor.detach(), path or "value")
-
-    def _placed(self, tensor: torch.Tensor, name: str) -> dict[str, Any]:
-        """The node of a tensor, which is stored unless it has been already."""
+        tensor, name = tensor.detach(), path or "value"
         layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
         place = (tensor.device, tensor.data_ptr(), *layout) if tensor.numel() else name
-        if place in self._nodes:
+        if place in self._nodes:  # tied tensors are stored once
             return self._nodes[place]
         tensor = tensor.resolve_conj().resolve_neg()
         while name in self.tensors or name == "__metadata__":  # reserved by the file format
@@ -228,7 +225,7 @@ class _Encoder:
             node = {"$": "view", "name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "offset": 0}
             node.update(shape=list(tensor.shape), stride=list(torch.empty(tensor.shape, device="meta").stride()))
             tensor = tensor.contiguous().flatten().view(torch.uint8)
-        elif not _is_dense(tensor.shape, tensor.stride()):
+        elif not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             tensor = tensor.contiguous()
         elif tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
             node["stride"] = list(tensor.stride())
@@ -245,16 +242,6 @@ class _Encoder:
 
     def _refuse(self, path: str, complaint: str) -> None:
         self.complaints.append(f"{_place(self.root, path)} {complaint}")
-
-
-def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Whether the elements lie in memory without gaps and repeats, in any order of dimensions."""
-    expected = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step != expected:
-            return 0 in shape
-        expected *= size
-    return True
 
 
 class _Decoder:
