@@ -75,25 +75,15 @@ class Kept:
 
     def module(self, module: nn.Module) -> None:
         """Keep parameters, buffers, gradients and modes, also if the module is moved to another device."""
-        parameters = [(each, each.detach().clone()) for each in module.parameters()]
-        buffers = [
-            (part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
-        ]
-
-        @torch.no_grad()
-        def restore() -> None:
-            for parameter, before in parameters:
-                if parameter.device == before.device:
-                    parameter.data.copy_(before)
-                else:
-                    parameter.data = before
-            for part, name, buffer in buffers:
-                setattr(part, name, buffer)
-
+        # In reverse order, so that a gradient comes back to a parameter that is on its old device again.
         self.modes(module)
-        self.tensors(buffer for *_, buffer in buffers)
         self.gradients(module.parameters())
-        self.call(restore)
+        for part in module.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                self.call(setattr, part, name, buffer)
+        for parameter in module.parameters():
+            self.call(setattr, parameter, "data", parameter.data)
+        self.tensors([*(parameter.data for parameter in module.parameters()), *module.buffers()])
 
     def object(self, target: Any) -> None:
         """Keep the attributes of `target`, and the contents of its lists, dicts and sets."""

@@ -82,7 +82,10 @@ class PreparedModel:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if for_training and isinstance(self.model, PARALLEL):
             self._hook = self.model.register_forward_pre_hook(lambda *_: self._forget_calls())
-        if self._hook is not None and accelerator.num_processes > 2 and _rebuilds_buckets(self.model):
+        rebuilds_buckets = isinstance(self.model, DistributedDataParallel) and not (
+            self.model.find_unused_parameters or self.model.static_graph
+        )
+        if self._hook is not None and accelerator.num_processes > 2 and rebuilds_buckets:
             self.gradient_order = GradientOrder(self.model)
 
     def complaint(self) -> str:
@@ -122,11 +125,6 @@ class PreparedModel:
                 bare["forward"] = self._forward
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
-
-
-def _rebuilds_buckets(model: nn.Module) -> bool:
-    is_of_torch = isinstance(model, DistributedDataParallel)
-    return is_of_torch and not model.find_unused_parameters and not model.static_graph
 
 
 def is_replicated(accelerator: Accelerator) -> bool:
@@ -187,7 +185,7 @@ class OptimizerMode:
         An optimizer may not keep its mode in its state, such as schedulefree's wrapper of another one.
         """
         with kept() as before:
-            before.tensors(each for one in self._optimizers for group in one.param_groups for each in group["params"])
+            before.tensors(self._parameters())
             self.train() if is_training else self.eval()
 
     @contextlib.contextmanager
@@ -195,9 +193,10 @@ class OptimizerMode:
         """Context with the weights to evaluate and save. Afterwards, those of training are the same to the bit."""
         with kept() as before:
             if self.changes_weights:
-                groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-                # The methods round, there and back again.
-                before.tensors(parameter for group in groups for parameter in group["params"])
+                before.tensors(self._parameters())  # the methods round, there and back again
                 before.call(self.train)
             self.eval()
             yield
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        return (each for one in self._optimizers for group in one.param_groups for each in group["params"])

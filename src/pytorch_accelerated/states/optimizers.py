@@ -37,8 +37,10 @@ def without_callables(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_callables(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     """The inverse of `without_callables`, with the functions of the live `optimizer`."""
-    groups = [dict(group) for group in state["param_groups"]]
-    ordered = _in_order(optimizer, {**state, "param_groups": groups})
+    inner = _inner(optimizer)
+    ordered: Mapping[str, Any] = {**state, "param_groups": [dict(group) for group in state["param_groups"]]}
+    if isinstance(inner, Optimizers):
+        ordered = inner.in_order(ordered)
     for group, live in zip(ordered["param_groups"], getattr(optimizer, "param_groups", None) or [], strict=False):
         group.update({key: value for key, value in live.items() if callable(value)})
     return dict(ordered)
@@ -61,7 +63,6 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
     Their dtypes stay: torch gives floating-point numbers the dtype of the parameter, also NAdam's product of momenta.
     """
-    state = _in_order(optimizer, state)
     groups = getattr(optimizer, "param_groups", [])
     parameters = [parameter for group in groups for parameter in group["params"]]
     if any(map(is_sharded, parameters)):
@@ -86,14 +87,11 @@ def _with_dtypes(optimizer: Any, live: Any, saved: Any) -> Any:
         return type(live)(_with_dtypes(optimizer, *pair) for pair in zip(live, saved, strict=True))
     if isinstance(saved, str):
         return saved  # torch takes its characters for numbers
-    return saved.to(live.device) if _was_cast(optimizer, live, saved) else live
-
-
-def _was_cast(optimizer: Any, live: Any, saved: Any) -> bool:
-    """Whether a tensor got another dtype than `optimizer` keeps it in. Torch's own do so with single numbers only."""
-    if not (isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor)) or live.dtype == saved.dtype:
-        return False
-    return not saved.ndim or not type(optimizer).__module__.startswith("torch.optim")
+    if not (isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor)):
+        return live
+    # Torch's own optimizers keep nothing but single numbers in another dtype than the parameter's.
+    is_kept = not saved.ndim or not type(optimizer).__module__.startswith("torch.optim")
+    return saved.to(live.device) if is_kept and live.dtype != saved.dtype else live
 
 
 def checked_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source: object) -> Mapping[str, Any]:
@@ -156,12 +154,6 @@ def _inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _in_order(optimizer: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of multiple optimizers in the order of the live ones; any other state as it is."""
-    inner = _inner(optimizer)
-    return inner.in_order(state) if isinstance(inner, Optimizers) else state
-
-
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """The plain settings of a group."""
     return {name: value for name, value in group.items() if name != "params" and not callable(value)}
@@ -188,19 +180,13 @@ def optimizer_settings(optimizer: Any, *, has_schedule: bool) -> list[dict[str, 
         # Some keep a state in their groups, as defaults that nobody can give: schedulefree its mode, for example.
         state = set(getattr(one, "defaults", ())) - set(inspect.signature(type(one)).parameters)
         for group in one.param_groups:
-            values = {name: float(each) if _is_rate(name, each) else each for name, each in group.items()}
-            plain = {name: value for name, value in values.items() if isinstance(value, _PLAIN) and name not in state}
-            plain.pop("params", None)
-            if has_schedule or "initial_lr" in group:
-                plain.pop("lr", None)
-            for name in ("betas", "momentum") if "max_momentum" in group else ():  # which schedules set, too
-                plain.pop(name, None)
-            settings.append(plain)
+            changing = {"params"} | ({"lr"} if has_schedule or "initial_lr" in group else set())
+            changing |= {"betas", "momentum"} if "max_momentum" in group else set()  # which schedules set, too
+            values = {name: group[name] for name in group if name not in state | changing}
+            rates = {name for name, value in values.items() if name in _RATES and isinstance(value, torch.Tensor)}
+            values.update({name: float(values[name]) for name in rates})
+            settings.append({name: value for name, value in values.items() if isinstance(value, _PLAIN)})
     return settings
-
-
-def _is_rate(name: str, value: Any) -> bool:
-    return name in _RATES and isinstance(value, torch.Tensor)
 
 
 def schedule_settings(scheduler: Any) -> list[dict[str, Any]]:

@@ -44,7 +44,14 @@ def save_portable(path: str | os.PathLike[str], contents: dict[str, Any]) -> Non
     if kind_of(final) == "folder":
         raise CheckpointError(f"{final} is a folder. Give the path of a file, for example {final / 'checkpoint.pt'}.")
     with explained(final), replacing(final) as file:
-        _save(contents, file)
+        output = _Output(file)
+        try:
+            with config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]  # `load_portable` compares them
+                torch.save(contents, cast(IO[bytes], output))
+        except Exception:
+            if output.error is not None:
+                raise output.error from None  # torch may have replaced it by its own
+            raise
 
 
 def load_portable(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -131,14 +138,3 @@ class _Output:
 
     def flush(self) -> None:
         """Nothing to do: every write goes to the file at once."""
-
-
-def _save(contents: dict[str, Any], file: FileIO) -> None:
-    output = _Output(file)
-    try:
-        with config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]  # `load_portable` compares them
-            torch.save(contents, cast(IO[bytes], output))
-    except Exception:
-        if output.error is not None:
-            raise output.error from None  # torch may have replaced it by its own
-        raise

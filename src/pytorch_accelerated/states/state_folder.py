@@ -208,7 +208,11 @@ def _read_shards(
     }
     # A run may resume on another number of ranks, so a saved piece and a rank's part may overlap in any way.
     for file, of_file in pieces.items():
-        common = {piece: _common(place, places[name]) for piece, (name, place) in of_file.items() if name in targets}
+        common = {
+            piece: [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(place, places[name], strict=True)]
+            for piece, (name, place) in of_file.items()
+            if name in targets
+        }
         wanted = {piece for piece, spans in common.items() if all(start < end for start, end in spans)}
         if not wanted:
             continue
@@ -227,10 +231,6 @@ def _pieces_of(file: Path) -> Iterator[tuple[str, tuple[str, Place]]]:
         name, _, spans = piece.removesuffix("]").rpartition("[")
         start_and_end = [span.split(":") for span in spans.split(",") if span]
         yield piece, (name, [(int(start), int(end)) for start, end in start_and_end])
-
-
-def _common(first: Place, second: Place) -> Place:
-    return [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(first, second, strict=True)]
 
 
 def _within(spans: Place, place: Place) -> tuple[slice, ...]:
