@@ -1,8 +1,8 @@
 """Training states in object storage, or anywhere else that fsspec reaches by a URL.
 
 A state is committed to a local folder first, as all states are. While the run continues, one thread copies it to the
-URL, with its manifest last: without one, a state is incomplete and never read. No state is overwritten there: a second ``final``
-becomes ``final.<serial>``, and then the first is deleted. Deleting begins with the manifest.
+URL, with its manifest last: without one, a state is incomplete and never read. No state is overwritten there: a second
+``final`` becomes ``final.<serial>``, and then the first is deleted. Deleting begins with the manifest.
 
 To resume, the newest complete state is copied to the local folder, where everything else reads it.
 """

@@ -36,7 +36,14 @@ from pytorch_accelerated.states.layout import (
     is_file_name,
     this_host,
 )
-from pytorch_accelerated.states.verify import CHUNK_BYTES, WORTH_A_THREAD, add_rest, list_states, open_plain_file, read_manifest
+from pytorch_accelerated.states.verify import (
+    CHUNK_BYTES,
+    WORTH_A_THREAD,
+    add_rest,
+    list_states,
+    open_plain_file,
+    read_manifest,
+)
 
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
@@ -121,9 +128,7 @@ class StagedFolder:
         files = tuple(sorted(files, key=lambda entry: entry.name))
         paths = {entry: self.staging / entry.name for entry in files}
         missing = [
-            entry.name
-            for entry, path in paths.items()
-            if not path.is_file() or path.stat().st_size != entry.size_bytes
+            entry.name for entry, path in paths.items() if not path.is_file() or path.stat().st_size != entry.size_bytes
         ]
         if missing:
             raise CheckpointError(
