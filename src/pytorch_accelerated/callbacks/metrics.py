@@ -137,15 +137,12 @@ class MetricsCallback(TrainerCallback):
         scores: str | None = None,
         average: str | None = None,
     ) -> None:
-        self._names, others = _names_in(metrics)
-        # By metric, the name under which it is recorded: a dict such as {"digit_accuracy": "accuracy"} gives another.
-        renames = list(metrics) if isinstance(metrics, Mapping) and others is None else self._names
-        self._recorded = dict(zip(self._names, renames, strict=True))
+        self._recorded, self._functions, others = _divided(metrics)
+        self._names = list(self._recorded)
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
         self._is_agreed = False  # on that
-        self._functions, others = _divided(others) if others is not None else ({}, None)
         self._passes: dict[str, _Pass] = {}  # by the prefix of what they record; evaluations of models may overlap
         self._restored: dict[str, Any] = {}
         self._batches = 0
@@ -371,22 +368,6 @@ class MetricsCallback(TrainerCallback):
             trainer.run_context.reports.record(name_prefix + name, value)
 
 
-def _names_in(metrics: Any) -> tuple[list[str], Any]:
-    """The names of metrics among `metrics`, and the rest, or None."""
-    given = [metrics] if isinstance(metrics, str) else metrics
-    if isinstance(given, Mapping) and given and all(isinstance(each, str) for each in given.values()):
-        given = list(given.values())
-    if not isinstance(given, (list, tuple)):
-        return [], metrics
-    if any(isinstance(each, TrainerCallback) for each in given):
-        raise ArgumentTypeError(
-            "A callback is among the metrics. Pass it in `callbacks`, and its metrics by name, or as objects, here."
-        )
-    names = [each for each in given if isinstance(each, str)]
-    check_names(names)
-    return names, ([each for each in given if not isinstance(each, str)] or None) if names else metrics
-
-
 @dataclasses.dataclass
 class _Pass:
     """What is measured in one pass, of training or of an evaluation: metrics of torchmetrics, those by name, rows."""
@@ -485,26 +466,39 @@ def _on_device(state: Any, device: torch.device) -> Any:
     return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
-def _divided(metrics: Any) -> tuple[dict[str, MetricFunction], Any]:
-    """The functions in `metrics` by name, and the rest: metrics of torchmetrics in any form, or None if there are none.
+def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], Any]:
+    """What the user has passed: names, each with that under which it is recorded; functions by name; the rest or None.
+
+    The rest are metrics of torchmetrics in any form.
 
     Raises:
-        ArgumentTypeError: for a function without a name, or something else.
-        ConfigurationError: for a name that the loop uses itself.
+        ArgumentTypeError: for a callback, a function without a name, or something else.
+        ConfigurationError: for an unknown name of a metric, or a name that the loop uses itself.
     """
     if isinstance(metrics, Mapping):
+        if metrics and all(isinstance(each, str) for each in metrics.values()):
+            check_names(list(metrics.values()))
+            return {metric: name for name, metric in metrics.items()}, {}, None
         functions = {name: metric for name, metric in metrics.items() if not _is_of_torchmetrics(metric)}
         for name, function in functions.items():
             _check_function(name, function)
-        return functions, {name: metric for name, metric in metrics.items() if name not in functions} or None
-    for each in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
-        if not _is_of_torchmetrics(each) and callable(each):
+        return {}, functions, {name: metric for name, metric in metrics.items() if name not in functions} or None
+    given = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    if any(isinstance(each, TrainerCallback) for each in given):
+        raise ArgumentTypeError(
+            "A callback is among the metrics. Pass it in `callbacks`, and its metrics by name, or as objects, here."
+        )
+    names = [each for each in given if isinstance(each, str)]
+    check_names(names)
+    for each in given:
+        if callable(each) and not _is_of_torchmetrics(each):
             name = getattr(each, "__name__", type(each).__name__)
             raise ArgumentTypeError(
                 f"{name!r} is not a metric with a name to be recorded under. Pass a function under a name, "
                 f"MetricsCallback({{{name!r}: function}}), or an instance of a metric of torchmetrics."
             )
-    return {}, metrics
+    others = [each for each in given if not isinstance(each, str)] if names else metrics
+    return dict(zip(names, names, strict=True)), {}, others if others or not names else None
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -105,12 +105,10 @@ class EarlyStoppingCallback(MetricJudge):
                 self.evaluations_without_improvement = 0
             else:
                 self.evaluations_without_improvement += 1
-            self._stop_if_due(value)
+            self._continue(value)
 
-    def _continue(self) -> None:
-        self._stop_if_due(None)
-
-    def _stop_if_due(self, latest: float | None) -> None:
+    def _continue(self, latest: float | None = None) -> None:
+        """Raise a StopTrainingError if the patience is over."""
         if self.evaluations_without_improvement < self.early_stopping_patience:
             return
         least = f" of at least {self.early_stopping_threshold:g}" if self.early_stopping_threshold else ""

@@ -429,7 +429,6 @@ class StepRecorder:
         self._samples_before_epoch = self._samples - samples_in_epoch
         self._new_from, self._seconds_from, self._waited_from, self._met_from = self._samples, 0.0, 0.0, 0.0
         self._clock = clock
-        self._last_update = max((record.update for record in self._history.step_records[-1:]), default=0)
         self.grow(updates)
 
     def grow(self, updates: int) -> None:
@@ -444,7 +443,9 @@ class StepRecorder:
             samples_in_epoch: samples of the epoch that have been used.
             groups: the parameter groups of the optimizer.
         """
-        if self._history.updates_done <= self._last_update:
+        # A resumed run with nothing left to do ends here too, behind a record that its history was loaded with.
+        ended = [mark.record for mark in self._marks[-1:]] or self._history.step_records[-1:]
+        if self._history.updates_done <= (ended[0].update if ended else 0):
             return
         timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
         seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
@@ -458,7 +459,6 @@ class StepRecorder:
         self._marks.append(_Mark(record, samples - self._new_from, (time.perf_counter() - self._started, *parts)))
         self._samples = self._new_from = samples
         self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
-        self._last_update = record.update
         # The losses stay on the device. The recorder notes only where the record ends among them, and the next reading,
         # which is due anyway, gives the sum of each part.
         self._losses.end_part()

@@ -260,11 +260,10 @@ def _modules(
         level = len(path.split(".")) if path else 0
         if level <= depth:
             own, kind = list(module.parameters()), type(module).__name__
-            size, trainable = (
-                sum(each.numel() for each in own),
-                sum(each.numel() for each in own if id(each) in trained),
-            )
-            yield ModuleFacts(path.rpartition(".")[2] or kind, kind, level, shapes.get(module), size, trainable)
+            sizes = [
+                sum(each.numel() for each in part) for part in (own, [each for each in own if id(each) in trained])
+            ]
+            yield ModuleFacts(path.rpartition(".")[2] or kind, kind, level, shapes.get(module), *sizes)
 
 
 def _address(tensor: torch.Tensor) -> int:
