@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST, MetricJudge, refuse_unrecorded
+from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST, MetricJudge, refuse_unrecorded
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.judging import KINDS_OF_BEST
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
+from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST
 from pytorch_accelerated.errors import ConfigurationError, DuplicateCallbackError, NonFiniteLossError
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
@@ -68,6 +68,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     _ema_model: Any = None  # a `ModelEma`, or a `ShardedEma`
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
+    _is_finished = True  # whether the average can be evaluated: that of `SWACallback` only when its last epoch is in it
 
     recorded_names = None  # what metrics measure on the averages, too
 
@@ -136,7 +137,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
         is_training = trainer.run_context.loaders.train is not None
-        if is_training and not is_intermediate and self._is_measured(trainer):
+        if is_training and not is_intermediate and self._is_finished and self._evaluates(trainer):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
@@ -149,7 +150,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it is the best so far."""
-        if self._is_measured(trainer):
+        if self._is_finished and self._evaluates(trainer):
             super().on_training_run_epoch_end(trainer, **kwargs)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -185,10 +186,6 @@ class ModelEmaCallback(SaveBestModelCallback):
     def _evaluates(self, trainer: Trainer) -> bool:
         """Whether the run evaluates the average, and saves it if it is the best."""
         return self.evaluate_during_training
-
-    def _is_measured(self, trainer: Trainer) -> bool:
-        """Whether that happens in this epoch."""
-        return self._evaluates(trainer)
 
     def _average(self, trainer: Trainer) -> Any:
         if self._ema_model is None:
@@ -289,9 +286,6 @@ class SWACallback(ModelEmaCallback):
 
     def _evaluates(self, trainer: Trainer) -> bool:
         return super()._evaluates(trainer) and trainer.eval_dataset is not None
-
-    def _is_measured(self, trainer: Trainer) -> bool:
-        return super()._is_measured(trainer) and self._is_finished
 
     def _refresh_statistics(self, trainer: Trainer) -> None:
         """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""

@@ -1,7 +1,7 @@
 """All rows of a pass, in dataset order, each once; `StoredPredictions` opens predictions that went to a folder.
 
-`rows` keeps rows in blocks and joins those of all ranks. Collectors use it: `collecting` (in memory), `stored` (in a
-folder) and `padded` (rows that differ).
+`collecting` keeps rows in blocks, joins those of all ranks, and has the collector in memory. The others use it:
+`stored` (in a folder) and `padded` (rows that differ).
 """
 
 from pytorch_accelerated.prediction.stored import StoredPredictions

@@ -14,7 +14,7 @@ import torch
 
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.trees import leaves_by_path, map_paths
-from pytorch_accelerated.prediction.rows import RowBlocks, filled, put_in_order, without_classes
+from pytorch_accelerated.prediction.collecting import RowBlocks, filled, put_in_order, without_classes
 from pytorch_accelerated.ranks.ranks import Ranks
 
 Array = np.ndarray[Any, Any]

@@ -24,15 +24,21 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, InvalidCheckpointError
 from pytorch_accelerated.prediction.collecting import (
+    BLOCK_BYTES,
     HOOK,
     CollectedRows,
     InMemoryPredictions,
+    Kinds,
+    Leaves,
+    Piece,
     PredictionCollector,
     RowFacts,
     agreed,
     are_rows,
+    empty_rows,
+    filled,
+    pieces_in_order,
 )
-from pytorch_accelerated.prediction.rows import BLOCK_BYTES, Kinds, Leaves, Piece, empty_rows, filled, pieces_in_order
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.states.codec import DTYPE_NAMES, chunks
 from pytorch_accelerated.states.disk import is_file, resolved

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.extras.looking.learning_rates import LearningRateTest
 from pytorch_accelerated.extras.looking.preflight import BatchFacts, EntryFacts, PreflightReport
-from pytorch_accelerated.extras.looking.scale import ScaleFacts
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.extras.looking.summary import ModuleFacts, TrainingSummary
+    from pytorch_accelerated.extras.looking.summary import ModuleFacts, ScaleFacts, TrainingSummary
 
 __all__ = [
     "BatchFacts",
@@ -21,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ModuleFacts", "TrainingSummary"):
+    if name not in ("ModuleFacts", "ScaleFacts", "TrainingSummary"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytorch_accelerated.extras.looking import summary
 
