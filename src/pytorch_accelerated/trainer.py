@@ -198,7 +198,7 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if `TerminateOnNaNCallback` saw a loss that is NaN or infinite, or more updates in a row
                 than `max_skipped_updates` could not be applied.
         """
-        checks.refuse_within_a_run(self.run_context, "train", "Call it when the run is over, or use another trainer.")
+        self._refuse_within_a_run("train", "Call it when the run is over, or use another trainer.")
         settings = TrainSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -239,14 +239,14 @@ class Trainer(TrainerHooks):
                 "train_dataloader_kwargs": train_dataloader_kwargs,
                 "create_scheduler_fn": create_scheduler_fn,
             }
-            context.last_training = settings, {**arguments, "eval_dataloader_kwargs": eval_dataloader_kwargs}
-            context.training = self._create_training(context)
-            state = context.states.find(resume_from)
+            context.asked.last_training = settings, {**arguments, "eval_dataloader_kwargs": eval_dataloader_kwargs}
+            training = context.control.training = self._create_training(context)
+            state = context.control.states.find(resume_from)
             preparing.prepare_training(
                 context, train_dataloader_kwargs, eval_dataloader_kwargs, state, resets_history=reset_run_history
             )
             if state is not None:
-                self.print(context.training.describe_resumption())
+                self.print(training.describe_resumption())
             self._run_training()
         return self.run_history.copy()
 
@@ -279,9 +279,9 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             DataError: if the dataset is empty.
         """
-        checks.refuse_within_a_run(self.run_context, "evaluate", "Call `trainer.request_evaluation()` instead.")
+        self._refuse_within_a_run("evaluate", "Call `trainer.request_evaluation()` instead.")
         check_positive_count("per_device_batch_size", per_device_batch_size)
-        checks.check_evaluation(self.run_context, dataset)
+        checks.check_evaluation(self, dataset)
         self.eval_dataset = dataset if dataset is not None else self.eval_dataset
         self.collate_fn = collate_fn if collate_fn is not None else self.collate_fn
         settings = TrainSettings(num_epochs=1, eval_per_device_batch_size=per_device_batch_size)
@@ -320,7 +320,7 @@ class Trainer(TrainerHooks):
             ConfigurationError: without any dataset.
             InvalidCheckpointError: if a state is damaged, or belongs to another model.
         """
-        checks.refuse_within_a_run(self.run_context, "evaluate_states", "Call it in another process.")
+        self._refuse_within_a_run("evaluate_states", "Call it in another process.")
         room = require("pytorch_accelerated.extras.beside", needed_by="`evaluate_states`")
         room.evaluate_states(self, Path(folder), follow=follow, **arguments)
 
@@ -393,7 +393,7 @@ class Trainer(TrainerHooks):
             PytorchAcceleratedError: if it cannot be exported, or the file computes something else.
             MissingDependencyError: if ``onnxscript`` or ``onnxruntime`` is not installed.
         """
-        checks.refuse_within_a_run(self.run_context, "export", "Call it when the run is over.")
+        self._refuse_within_a_run("export", "Call it when the run is over.")
         loader = preparing.prediction_loader(dataset, 2, dataloader_kwargs, collate_fn or self.collate_fn)
         exporting = require("pytorch_accelerated.extras.exporting", needed_by="`export`")
         return exporting.export_model(self, Path(path), loader)  # type: ignore[no-any-return]
@@ -477,10 +477,11 @@ class Trainer(TrainerHooks):
                 then are raised in between. Outside of a run it is written at once.
         """
         context, folder, extra = self.run_context, Path(output_dir).absolute(), dict(checkpoint_kwargs or {})
-        if context.is_at_work and context.training is not None and context.training.requests.defers_saves:
-            context.training.requests.states.append((folder, extra, background))
+        training, is_at_work = context.control.training, context.control.is_at_work
+        if is_at_work and training is not None and training.requests.defers_saves:
+            training.requests.states.append((folder, extra, background))
         else:
-            context.states.write(folder, extra, background and context.is_at_work)
+            context.control.states.write(folder, extra, background and is_at_work)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load a folder written by `save_training_state`, or the newest of several. Must be called by all ranks.
@@ -491,8 +492,8 @@ class Trainer(TrainerHooks):
             The `checkpoint_kwargs` of the save, and ``current_epoch``.
         """
         context = self.run_context
-        state = context.states.find(input_dir, must_exist=True)
-        return context.states.load(state, is_at_work=context.is_at_work)
+        state = context.control.states.find(input_dir, must_exist=True)
+        return context.control.states.load(state, is_at_work=context.control.is_at_work)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
@@ -508,7 +509,7 @@ class Trainer(TrainerHooks):
         Returns:
             The same structure, with the rows of all ranks; a 0-dim tensor counts as one row.
         """
-        return gather_rows(self.run_context, tensor, padding_value)
+        return gather_rows(self.run_context.parts, tensor, padding_value)
 
     @property
     def device(self) -> torch.device:
@@ -545,7 +546,7 @@ class Trainer(TrainerHooks):
         Raises:
             ConfigurationError: if no state is from before the update, or the run does not have so many updates.
         """
-        checks.refuse_within_a_run(self.run_context, "replay", "Call it when the run is over.")
+        self._refuse_within_a_run("replay", "Call it when the run is over.")
         room = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
         return room.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
 
@@ -581,7 +582,7 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
-        checks.refuse_within_a_run(self.run_context, "prove", "Call it before `train`.")
+        self._refuse_within_a_run("prove", "Call it before `train`.")
         room = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
         return room.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
 
@@ -591,8 +592,8 @@ class Trainer(TrainerHooks):
         It happens when the current update is finished, or after the current event with all its callbacks. For
         callbacks, during training; every rank must request it.
         """
-        if self.run_context.training is not None:
-            self.run_context.training.requests.evaluation = True
+        if self.run_context.control.training is not None:
+            self.run_context.control.training.requests.evaluation = True
 
     def explain(self, num_epochs: int = 1, evaluate: bool = True) -> str:
         """The order of hooks and events of a run as text, with the callbacks that handle each event."""
@@ -615,7 +616,7 @@ class Trainer(TrainerHooks):
         Raises:
             Any error that the run would have raised.
         """
-        checks.refuse_within_a_run(self.run_context, "preflight", "Call it before `train`.")
+        self._refuse_within_a_run("preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
         room = require("pytorch_accelerated.extras.looking.preflight", needed_by="`preflight`")
         return room.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
@@ -649,7 +650,7 @@ class Trainer(TrainerHooks):
             ArgumentTypeError, ConfigurationError: for invalid input.
             Any error that training would have raised.
         """
-        checks.refuse_within_a_run(self.run_context, "summary", "Call it before `train`.")
+        self._refuse_within_a_run("summary", "Call it before `train`.")
         if processes is not None:
             check_positive_count("processes", processes)
         room = require("pytorch_accelerated.extras.looking.summary", needed_by="`summary`")
@@ -725,7 +726,7 @@ class Trainer(TrainerHooks):
         Raises:
             ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
         """
-        checks.refuse_within_a_run(self.run_context, "find_lr", "Call it before `train`.")
+        self._refuse_within_a_run("find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
         room = require("pytorch_accelerated.extras.looking.learning_rates", needed_by="`find_lr`")
         return room.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
@@ -744,7 +745,7 @@ class Trainer(TrainerHooks):
 
     def _run_training(self) -> None:
         """Run epoch after epoch, until the run is complete or something stops it."""
-        training = self.run_context.training
+        training = self.run_context.control.training
         # A callback may ask for a save at any event. It is written at the next safe point, where weights, optimizer,
         # counters and the position in the data belong to the same update.
         training.requests.defers_saves = True
@@ -762,29 +763,29 @@ class Trainer(TrainerHooks):
 
     def _run_epoch(self, training: Training) -> None:
         """One epoch and its evaluation; after a resume, their remaining parts."""
-        context, state = self.run_context, self.run_state
+        parts, control, state = self.run_context.parts, self.run_context.control, self.run_state
         if state.phase is RunPhase.TRAINING:
             training.set_epoch()
-            self._run_train_epoch(context.loaders.train)
+            self._run_train_epoch(parts.loaders.train)
             training.close_part(RunPhase.TRAINING_EPOCH_CLOSED)
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
-            if context.loaders.eval is not None:
+            if parts.loaders.eval is not None:
                 training.evaluate()
-            if context.states.cut is None:  # an epoch that a limit ended early takes its step when it is completed
+            # An epoch that a limit ended early takes its step when it is completed.
+            if control.states.cut is None:
                 self._step_scheduler_after_epoch()
             training.close_part(RunPhase.EVALUATED)
-        context.emitter.defer(self.training_run_epoch_end)
-        context.emitter.emit("on_training_run_epoch_end")
+        control.emitter.announce(self.training_run_epoch_end, "on_training_run_epoch_end")
         state.finish_epoch()
         self.run_history._increment_epoch()
         training.close_part(RunPhase.EPOCH_CLOSED)
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """One pass over the training data, or over the rest of it."""
-        context, training = self.run_context, self.run_context.training
+        parts, control, training = self.run_context.parts, self.run_context.control, self.run_context.control.training
         training.begin_pass()
         self.model.train()
-        context.mode.train()
+        parts.mode.train()
         with training.requests.deferring_saves(), training.watching_for_anomalies():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()
@@ -796,10 +797,10 @@ class Trainer(TrainerHooks):
                     # are written, and the ranks agree to stop.
                     training.act_at_safe_point()
             training.finish_epoch(train_dl)
-            context.emitter.defer(self.train_epoch_end)
+            control.emitter.defer(self.train_epoch_end)
             self._add_epoch_loss_to_run_history("train_loss_epoch")
             training.step.record(self.run_history)
-            context.emitter.emit("on_train_epoch_end")
+            control.emitter.emit("on_train_epoch_end")
             self.run_state.phase = RunPhase.TRAINING_EPOCH_CLOSED
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -810,46 +811,48 @@ class Trainer(TrainerHooks):
             is_training: whether this belongs to a training run.
             is_intermediate: whether this happens inside a training epoch.
         """
-        context = self.run_context
+        reports, control = self.run_context.parts.reports, self.run_context.control
         metric_name = "evaluation_loss"
         if is_training:
             metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
-        evaluation = Evaluation(context)
+        evaluation = Evaluation(self.run_context)
         with evaluation.going_on(restores_modes=is_intermediate):
-            context.emitter.defer(self.eval_epoch_start)
-            context.emitter.emit("on_eval_epoch_start", is_intermediate=is_intermediate)
-            context.stopping.stop_if_asked()
+            control.emitter.announce(self.eval_epoch_start, "on_eval_epoch_start", is_intermediate=is_intermediate)
+            control.stopping.stop_if_asked()
             evaluation.run(valid_dl, self._update_loss_tracker)
-            context.reports.report_non_finite(context.losses, metric_name)
-            context.emitter.defer(self.eval_epoch_end)
+            reports.report_non_finite(reports.losses, metric_name)
+            control.emitter.defer(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history(metric_name)
-            context.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
+            control.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        self.run_context.reports.record_mean(self.run_context.losses, metric_name)
+        reports = self.run_context.parts.reports
+        reports.record_mean(reports.losses, metric_name)
 
     def _step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
-        self.run_context.training.step_scheduler_after_epoch()
+        self.run_context.control.training.step_scheduler_after_epoch()
 
     def _run_evaluation(self) -> None:
         """The run of `evaluate`."""
-        context = self.run_context
-        with ending(context, self.evaluation_run_end, "on_evaluation_run_end"):
-            context.emitter.defer(self.evaluation_run_start)
-            context.emitter.emit("on_evaluation_run_start")
-            context.stopping.stop_if_asked()
-            context.evaluation_sets.evaluate(is_training=False)
-            context.stopping.stop_if_asked()
+        control = self.run_context.control
+        with ending(self.run_context, self.evaluation_run_end, "on_evaluation_run_end"):
+            control.emitter.announce(self.evaluation_run_start, "on_evaluation_run_start")
+            control.stopping.stop_if_asked()
+            control.evaluation_sets.evaluate(is_training=False)
+            control.stopping.stop_if_asked()
 
     # ---------------------------------------------------------------------------------------------------- making a run
+
+    def _refuse_within_a_run(self, method: str, remedy: str) -> None:
+        checks.refuse_within_a_run(self.run_context.control, method, remedy)
 
     @contextlib.contextmanager
     def _during_run(self, settings: TrainSettings) -> Iterator[Context]:
         """A context for a call with `settings`; within a run, that of the run."""
-        if self.run_context.is_at_work:
-            with self.run_context.stopping.finishing_passes():
+        if self.run_context.control.is_at_work:
+            with self.run_context.control.stopping.finishing_passes():
                 yield self.run_context
             return
         if str(self._accelerator.mixed_precision) != self._precision_at_start:
@@ -866,7 +869,7 @@ class Trainer(TrainerHooks):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Move the model to its device, wrap what must be wrapped, and distribute the loaders over the ranks."""
         context = self.run_context
-        preparing.prepare_model(context, for_training=context.loaders.train is not None)
+        preparing.prepare_model(context, for_training=context.parts.loaders.train is not None)
         preparing.prepare_loaders(context)
 
     _create_run_config = preparing.create_run_config

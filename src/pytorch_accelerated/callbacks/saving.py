@@ -23,7 +23,7 @@ from pytorch_accelerated.errors import (
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.loop.callback import StateSaver, TrainerCallback
 from pytorch_accelerated.loop.handler import CallbackHandler
-from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.loop.reports import LossReports
 from pytorch_accelerated.record.step_records import Pace
 from pytorch_accelerated.record.text import folded, format_number
 from pytorch_accelerated.record.warning import warn_user
@@ -501,9 +501,9 @@ def _load_initial(trainer: Trainer, source: str | Path) -> None:
         trainer.load_checkpoint(source, load_scheduler=False)
         return
     state = run.states.find(source, must_exist=True)
-    parts = dataclasses.replace(run, scheduler=None, callbacks=CallbackHandler(), recorder=None)
-    parts.history, parts.losses, parts.gradient_norms = copy.deepcopy(parts.history), LossTracker(), LossTracker()
-    load_run(parts, state, restores_position=False, read=run.states.take_read(state))
+    aside = run.copied(scheduler=None, callbacks=CallbackHandler(), history=copy.deepcopy(run.parts.history))
+    aside.parts.reports = LossReports(aside.parts, run.control.emitter)
+    load_run(aside, state, restores_position=False, read=run.states.take_read(state))
 
 
 def _checked(scheduler: Any) -> WSDLrScheduler:

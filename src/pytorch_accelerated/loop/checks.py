@@ -18,7 +18,7 @@ from pytorch_accelerated.facts.settings import (
     check_scheduler_factory,
 )
 from pytorch_accelerated.loop.callback import savers_among
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Context, Control, Parts
 from pytorch_accelerated.loop.hooks import TrainerHooks, overrides
 from pytorch_accelerated.ranks.held import held_parts, is_only_in_optimizer, optimizers_of, tensors_of
 from pytorch_accelerated.ranks.numerics import listed
@@ -29,9 +29,9 @@ from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.policy import SavePolicy
 
 
-def refuse_within_a_run(context: Context, method: str, remedy: str) -> None:
+def refuse_within_a_run(control: Control, method: str, remedy: str) -> None:
     """Reject a call of `method` that would reset the run that is going on."""
-    if context.is_at_work:
+    if control.is_at_work:
         raise ConfigurationError(
             f"`{method}` was called while the trainer is at work: it would reset the run. {remedy}"
         )
@@ -39,18 +39,18 @@ def refuse_within_a_run(context: Context, method: str, remedy: str) -> None:
 
 def check_optimizer_of(context: Context) -> None:
     """Reject an optimizer whose steps would change nothing; None is for subclasses with optimizers of their own."""
-    trainer, holder = context.trainer, context.holder
+    trainer, parts = context.trainer, context.parts
     has_own_step = overrides(trainer, "optimizer_step")
-    if context.optimizer is not None:
-        held = held_parts(holder)
+    if parts.optimizer is not None:
+        held = held_parts(context.holder)
         strangers = {id(part) for path, part in held.items() if is_only_in_optimizer(path)}
-        owned = [each for part in (context.model, *held.values()) for each in tensors_of(part)]
+        owned = [each for part in (parts.model, *held.values()) for each in tensors_of(part)]
         owned = [each for each in owned if id(each) not in strangers]
-        check_optimizer(context.optimizer, owned, has_own_step=has_own_step)
-        if isinstance(context.optimizer, Optimizers):
-            _check_claims(context.optimizer, context.model)
-        if strangers and not has_own_step and isinstance(context.model, nn.Module):
-            _warn_of_untrained(context, optimizers_of(holder, held).values(), len(strangers))
+        check_optimizer(parts.optimizer, owned, has_own_step=has_own_step)
+        if isinstance(parts.optimizer, Optimizers):
+            _check_claims(parts.optimizer, parts.model)
+        if strangers and not has_own_step and isinstance(parts.model, nn.Module):
+            _warn_of_untrained(parts, optimizers_of(context.holder, held).values(), len(strangers))
         return
     if not (has_own_step and overrides(trainer, "optimizer_zero_grad")):
         raise ArgumentTypeError(
@@ -74,14 +74,14 @@ def _check_claims(optimizers: Optimizers, model: nn.Module) -> None:
         )
 
 
-def _warn_of_untrained(context: Context, optimizers: Iterable[Any], strangers: int) -> None:
+def _warn_of_untrained(parts: Parts, optimizers: Iterable[Any], strangers: int) -> None:
     """Warn about a part of the model that looks as if it had replaced another one after the optimizer was made."""
     trained = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
-    parameters = context.model.named_parameters()
+    parameters = parts.model.named_parameters()
     untrained = [name for name, each in parameters if each.requires_grad and id(each) not in trained]
     if untrained:
         warn_user(
-            context.ranks,
+            parts.ranks,
             f"The optimizer has {format_count(strangers, 'parameter')} that neither the model nor the trainer has, "
             f"while {listed(untrained)} of the model is in no optimizer, and stays as it is. Make the optimizer last, "
             "with `model.parameters()`, or set `requires_grad` to False for what should stay.",
@@ -98,10 +98,10 @@ def check_training(
     resumes: bool,
 ) -> None:
     """Reject a training run that cannot work. The arguments are those of `Trainer.train`."""
-    trainer = context.trainer
+    trainer, parts = context.trainer, context.parts
     has_own_passes = overrides(trainer, "_perform_forward_and_backward_passes")
     check_scheduler_factory(create_scheduler_fn)
-    check_parts(context.model, trainer.loss_func)
+    check_parts(parts.model, trainer.loss_func)
     if not (has_own_passes or overrides(trainer, "calculate_train_batch_loss")):
         check_reduction(trainer.loss_func, hook="calculate_train_batch_loss")
     if eval_dataset is not None:
@@ -109,8 +109,8 @@ def check_training(
     if not trainer._makes_optimizer:
         check_optimizer_of(context)
     if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
-        values_by_optimizer(settings.gradient_clip_norm, context.optimizer, argument="gradient_clip_norm")
-    _refuse_what_cannot_be_undone(context, settings, resumes)
+        values_by_optimizer(settings.gradient_clip_norm, parts.optimizer, argument="gradient_clip_norm")
+    _refuse_what_cannot_be_undone(parts, settings, resumes)
     num_passes = settings.num_epochs if settings.limit is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)
@@ -118,25 +118,24 @@ def check_training(
         check_eval_dataset(eval_dataset, num_passes=num_passes)
 
 
-def _refuse_what_cannot_be_undone(context: Context, settings: TrainSettings, resumes: bool) -> None:
+def _refuse_what_cannot_be_undone(parts: Parts, settings: TrainSettings, resumes: bool) -> None:
     """Reject a run whose `nonfinite_policy` could not be honoured."""
     policy, reason = settings.nonfinite_policy, None
-    if policy is not None and not is_replicated(context.accelerator):
-        reason = f"{context.accelerator.distributed_type.value} shards gradients: use one process or DDP"
+    if policy is not None and not is_replicated(parts.accelerator):
+        reason = f"{parts.accelerator.distributed_type.value} shards gradients: use one process or DDP"
     elif (
         policy == "rollback"
         and not resumes
-        and all(saver.policy == SavePolicy() for saver in savers_among(context.callbacks))
+        and all(saver.policy == SavePolicy() for saver in savers_among(parts.callbacks))
     ):
         reason = "there is nothing to go back to: add `SaveTrainingStateCallback(save_every_n_steps=...)`"
     if reason is not None:
         raise ConfigurationError(f"`nonfinite_policy` is {policy!r}, but {reason}, or leave `nonfinite_policy` out.")
 
 
-def check_evaluation(context: Context, dataset: Any) -> None:
+def check_evaluation(trainer: Any, dataset: Any) -> None:
     """Reject an evaluation that cannot work."""
-    trainer = context.trainer
-    check_parts(context.model, trainer.loss_func)
+    check_parts(trainer.model, trainer.loss_func)
     _check_reduction_in_evaluation(trainer)
     if dataset is None and trainer.eval_dataset is None:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import operator
@@ -26,117 +27,92 @@ if TYPE_CHECKING:
     from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
     from pytorch_accelerated.ranks.ranks import Ranks, UnevenRanks
     from pytorch_accelerated.record.history import RunHistory
-    from pytorch_accelerated.record.loss import LossTracker
-    from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
     from pytorch_accelerated.run_config import TrainerRunConfig
 
 
-# The trainer's attributes that a subclass may define in its own way.
-_MAY_BE_OWN = ("model", "optimizer", "scheduler", "run_history", "run_state", "run_config", "callback_handler")
+# The trainer's attributes that a subclass may define in its own way, by their names in `Parts`.
+_MAY_BE_OWN = {
+    "model": "model",
+    "optimizer": "optimizer",
+    "scheduler": "scheduler",
+    "history": "run_history",
+    "state": "run_state",
+    "config": "run_config",
+    "callbacks": "callback_handler",
+}
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Context:
-    """What a call of `train`, `evaluate` or `predict` works with. Each call has one of its own, made from the last one.
+class Asked:
+    """What a call was asked to do: it says which rows each update has.
 
     Attributes:
-        trainer: has the hooks.
-        holder: the trainer that users see, whose attributes may belong to the run, too; see `models.held`.
         given: the arguments of the trainer's constructor.
-        accelerator: accelerate's object of this process.
-        ranks: the processes.
-        model: the trainer's; during training it may be wrapped.
-        optimizer, scheduler, history, callbacks, config, state: the trainer's.
-        loaders: of the training and the evaluation sets.
         settings: the arguments of `train`.
+        last_training: the settings and the other arguments of the last `train`; None before the first.
         seed: of everything random in the run.
         number: training runs of the trainer so far, including this one.
         epochs_before: epochs of the runs that this run continues, with `reset_run_history=False`.
+        resumed_from: the training state that the run was resumed from, if any.
         plan: what determines the rows of the updates of the last training run; None before one.
         left_out: the training data that the run leaves out, each a `LeftOut`.
-        resumed_from: the training state that the run was resumed from, if any.
-        last_training: the settings and the other arguments of the last `train`; None before the first.
         count_items: the user's `count_batch_items`, if there is one.
-        losses: the current loss tracker.
-        gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
-        recorder: makes the step records of a training run, if it has any.
-        epoch_clock: times the current epoch.
-        is_at_work: whether the call has begun and is not over.
-        prepared: the model and the optimizer as prepared for the call; None before and after.
-        mode: of the optimizers that have modes.
-        uneven: how rows count when some ranks have none; None for a single process.
-        emitter: calls callbacks and hooks.
-        stopping: reasons to stop.
-        saves: the training states that the call has written.
-        states: writes, reads and loads training states.
-        reports: brings losses that have been read to the history and the callbacks.
-        evaluation_sets: the evaluation sets by name.
-        training: what the call trains with; None if it does not train.
-        position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
-            if there is none, or a loop of the user's own goes through the batches.
-        batch_weight: how much the current batch counts in the recorded loss: what its mean is over. None before one.
-        page: the display of a training run in a notebook, opened by a callback; None elsewhere.
     """
 
-    trainer: Any
-    holder: Any
     given: GivenArguments = _LATER
+    settings: TrainSettings = TrainSettings(num_epochs=1)
+    last_training: tuple[TrainSettings, dict[str, Any]] | None = None
+    seed: int = 0
+    number: int = 0
+    epochs_before: int = 0
+    resumed_from: Path | None = None
+    plan: RunPlan | None = None
+    left_out: tuple[Any, ...] = ()
+    count_items: Callable[[Any], int | None] | None = None
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Parts:
+    """What a call works with: the trainer's parts, the processes, and what measures.
+
+    Attributes:
+        accelerator: accelerate's object of this process.
+        ranks: the processes.
+        uneven: how rows count when some ranks have none; None for a single process.
+        model: the trainer's; during training it may be wrapped.
+        optimizer, scheduler, history, callbacks, config, state: the trainer's.
+        prepared: the model and the optimizer as prepared for the call; None before and after.
+        mode: of the optimizers that have modes.
+        loaders: of the training and the evaluation sets.
+        reports: losses, gradient norms and times, and how they get to the history and the callbacks.
+    """
+
     accelerator: Accelerator = _LATER
     ranks: Ranks = _LATER
+    uneven: UnevenRanks = _LATER
     model: Any = None
     optimizer: Any = None
     scheduler: Any = None
+    prepared: PreparedModel = _LATER
+    mode: OptimizerMode = _LATER
+    loaders: Loaders = _LATER
     history: RunHistory = _LATER
     callbacks: CallbackHandler = _LATER
     config: TrainerRunConfig | None = None
     state: RunState = dataclasses.field(default_factory=RunState)
-    loaders: Loaders = _LATER
-    settings: TrainSettings = TrainSettings(num_epochs=1)
-    seed: int = 0
-    number: int = 0
-    epochs_before: int = 0
-    plan: RunPlan | None = None
-    left_out: tuple[Any, ...] = ()
-    resumed_from: Path | None = None
-    last_training: tuple[TrainSettings, dict[str, Any]] | None = None
-    count_items: Callable[[Any], int | None] | None = None
-    losses: LossTracker = _LATER
-    gradient_norms: LossTracker = _LATER
-    recorder: StepRecorder | None = None
-    epoch_clock: EpochClock = _LATER
-    is_at_work: bool = False
-    prepared: PreparedModel = _LATER
-    mode: OptimizerMode = _LATER
-    uneven: UnevenRanks = _LATER
-    emitter: Emitter = _LATER
-    stopping: Stopping = _LATER
-    saves: Saves = _LATER
-    states: States = _LATER
     reports: LossReports = _LATER
-    evaluation_sets: EvaluationSets = _LATER
-    training: Training = _LATER
-    position_in_pass: int | None = None
-    batch_weight: Any = None
-    page: Any = None
 
     @property
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of the optimizer; none if the user steps other optimizers."""
         return getattr(self.optimizer, "param_groups", [])
 
-    @property
-    def is_at_limit(self) -> bool:
-        """Whether the run has reached its limit of updates, samples or tokens, if it has one."""
-        limit = self.settings.limit
-        return limit is not None and getattr(self.state, LIMITS[limit]) >= getattr(self.settings, limit)
-
-    @property
-    def is_last_epoch(self) -> bool:
-        """Whether the run ends, as far as is known, when the current epoch is over."""
-        if self.settings.limit is not None:
-            return self.is_at_limit
-        return self.state.epochs + 1 >= (self.settings.num_epochs or 1)
+    def of_next_call(self) -> Parts:
+        """A copy without what belonged to the call that is over."""
+        parts = copy.copy(self)
+        parts.loaders, parts.prepared = copy.copy(self.loaders), _LATER  # the loaders of that call stay as they are
+        return parts
 
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""
@@ -145,9 +121,99 @@ class Context:
         if prepared is not None:
             self.model, self.optimizer = prepared.release(self.model)
 
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Control:
+    """What a call does besides computing: it calls users' code, stops, saves and evaluates.
+
+    Attributes:
+        is_at_work: whether the call has begun and is not over.
+        emitter: calls callbacks and hooks.
+        stopping: reasons to stop.
+        saves: the training states that the call has written.
+        states: writes, reads and loads training states.
+        evaluation_sets: the evaluation sets by name.
+        training: what the call trains with; None if it does not train.
+    """
+
+    is_at_work: bool = False
+    emitter: Emitter = _LATER
+    stopping: Stopping = _LATER
+    saves: Saves = _LATER
+    states: States = _LATER
+    evaluation_sets: EvaluationSets = _LATER
+    training: Training = _LATER
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Context:
+    """A call of `train`, `evaluate` or `predict`. Each has one of its own, made from that of the call before.
+
+    Who needs one of the three takes that; whoever takes the whole context calls users' hooks, or makes the parts.
+
+    Attributes:
+        trainer: has the hooks.
+        holder: the trainer that users see, whose attributes may belong to the run, too; see `held_parts`.
+        asked: what the call was asked to do.
+        parts: what it works with.
+        control: what it does besides computing.
+        page: the display of a training run in a notebook, opened by a callback; None elsewhere.
+    """
+
+    trainer: Any
+    holder: Any
+    asked: Asked
+    parts: Parts
+    control: Control
+    page: Any = None
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the run has reached its limit of updates, samples or tokens, if it has one."""
+        settings = self.asked.settings
+        limit = settings.limit
+        return limit is not None and getattr(self.parts.state, LIMITS[limit]) >= getattr(settings, limit)
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the run ends, as far as is known, when the current epoch is over."""
+        if self.asked.settings.limit is not None:
+            return self.is_at_limit
+        return self.parts.state.epochs + 1 >= (self.asked.settings.num_epochs or 1)
+
+    def copied(self, **parts: Any) -> Context:
+        """A copy with copies of the three, for work aside; `parts` are other ones than the trainer's."""
+        copied = copy.copy(self)
+        copied.asked, copied.parts, copied.control = (
+            copy.copy(self.asked),
+            copy.copy(self.parts),
+            copy.copy(self.control),
+        )
+        for name, part in parts.items():
+            setattr(copied.parts, name, part)
+        return copied
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` on the first process of each node, as the trainer does it."""
         self.trainer.print(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _WHERE:
+            return getattr(operator.attrgetter(_WHERE[name])(self), name)
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _WHERE:
+            setattr(operator.attrgetter(_WHERE[name])(self), name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+
+_WHERE = {each.name: "asked" for each in dataclasses.fields(Asked)}
+_WHERE |= {each.name: "parts" for each in dataclasses.fields(Parts)}
+_WHERE |= {each.name: "control" for each in dataclasses.fields(Control)}
+_OF_REPORTS = ("losses", "gradient_norms", "recorder", "epoch_clock", "batch_weight", "position_in_pass")
+_WHERE |= dict.fromkeys(_OF_REPORTS, "parts.reports") | dict.fromkeys(("parameter_groups", "release_model"), "parts")
 
 
 class View(property):
@@ -168,36 +234,46 @@ def view(path: str) -> Any:
 
 def first_context(trainer: Any) -> Context:
     """The context of a new trainer. Attributes that its class defines itself, not as views, stay the trainer's own."""
-    kind = OwningContext if any(_is_own(trainer, name) for name in _MAY_BE_OWN) else Context
-    return kind(trainer, trainer)
+    has_own = any(not _is_view(trainer, name) for name in _MAY_BE_OWN.values())
+    return Context(trainer, trainer, Asked(), OwnParts(trainer) if has_own else Parts(), Control())
 
 
-def _is_own(trainer: Any, name: str) -> bool:
-    return not isinstance(inspect.getattr_static(type(trainer), name), View)
+def _is_view(trainer: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(type(trainer), name), View)
 
 
-def _own_or_kept(name: str, field: str) -> Any:
-    """The trainer's attribute if its class defines it, else the value in the context."""
+def _own_or_kept(field: str) -> Any:
+    """The trainer's attribute if its class defines it, else the value of the field."""
+    name = _MAY_BE_OWN[field]
 
-    def read(context: Context) -> Any:
-        return getattr(context.trainer, name) if _is_own(context.trainer, name) else vars(context)[field]
+    def read(parts: OwnParts) -> Any:
+        return vars(parts)[field] if _is_view(parts.trainer, name) else getattr(parts.trainer, name)
 
-    def write(context: Context, value: Any) -> None:
-        if _is_own(context.trainer, name):
-            setattr(context.trainer, name, value)
+    def write(parts: OwnParts, value: Any) -> None:
+        if _is_view(parts.trainer, name):
+            vars(parts)[field] = value
         else:
-            vars(context)[field] = value
+            setattr(parts.trainer, name, value)
 
     return property(read, write)
 
 
-class OwningContext(Context):
-    """The context of a trainer whose class defines an attribute such as `model` itself."""
+class OwnParts(Parts):
+    """The parts of a trainer whose class defines an attribute such as `model` itself.
 
-    model = _own_or_kept("model", "model")
-    optimizer = _own_or_kept("optimizer", "optimizer")
-    scheduler = _own_or_kept("scheduler", "scheduler")
-    history = _own_or_kept("run_history", "history")
-    state = _own_or_kept("run_state", "state")
-    config = _own_or_kept("run_config", "config")
-    callbacks = _own_or_kept("callback_handler", "callbacks")
+    Attributes:
+        trainer: has that attribute.
+    """
+
+    trainer: Any
+
+    def __init__(self, trainer: Any) -> None:
+        vars(self).update(vars(Parts()), trainer=trainer)
+
+    model = _own_or_kept("model")
+    optimizer = _own_or_kept("optimizer")
+    scheduler = _own_or_kept("scheduler")
+    history = _own_or_kept("history")
+    state = _own_or_kept("state")
+    config = _own_or_kept("config")
+    callbacks = _own_or_kept("callbacks")

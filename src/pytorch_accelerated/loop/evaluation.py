@@ -13,7 +13,7 @@ from pytorch_accelerated.data.building import empty_loader_error, refuse_rearran
 from pytorch_accelerated.data.updates import Round, RunLoader
 from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.seeding import generator_states, restore_generator_states
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Context, Parts
 from pytorch_accelerated.loop.hook_output import loss_and_size
 from pytorch_accelerated.loop.hooks import counter_for
 from pytorch_accelerated.loop.preparing import distributed
@@ -38,9 +38,10 @@ class Pass:
     """
 
     def __init__(self, context: Context) -> None:
+        control = context.control
         self.context = context
         # Several ranks finish a pass together; a single one may abandon it.
-        self.emit = context.emitter.emit_at_once if context.ranks.count == 1 else context.emitter.emit
+        self.emit = control.emitter.emit_at_once if context.parts.ranks.count == 1 else control.emitter.emit
 
     @contextlib.contextmanager
     def going_on(self, *, restores_modes: bool) -> Iterator[None]:
@@ -50,11 +51,12 @@ class Pass:
             restores_modes: whether to restore the training or evaluation mode of the modules afterwards.
         """
         context = self.context
-        with context.mode.evaluating(), kept() as before:
-            model = for_evaluation(context.model)  # a wrapper would wait for ranks that have no batch
-            before.attributes(context, model=model, losses=LossTracker(), position_in_pass=None)
-            if context.ranks.count > 1:
-                context.ranks.copy_from_first(list(model.buffers()))  # each rank has its own batch statistics
+        with context.parts.mode.evaluating(), kept() as before:
+            model = for_evaluation(context.parts.model)  # a wrapper would wait for ranks that have no batch
+            before.attributes(context.parts, model=model)
+            before.attributes(context.parts.reports, losses=LossTracker(), position_in_pass=None)
+            if context.parts.ranks.count > 1:
+                context.parts.ranks.copy_from_first(list(model.buffers()))  # each rank has its own batch statistics
             if restores_modes:
                 before.modes(model)
             generators = generator_states()
@@ -67,40 +69,40 @@ class Pass:
 
     def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
         """Context of all computations of the pass."""
-        return torch.inference_mode() if self.context.given.inference_mode else torch.no_grad()
+        return torch.inference_mode() if self.context.asked.given.inference_mode else torch.no_grad()
 
     def rounds(self, loader: Any, give_up: Callable[[str], BaseException], hook: str) -> Iterator[Round]:
         """The rounds over `loader` for a hook, until a signal: then `give_up` makes the error that is raised."""
-        loader = distributed(self.context, loader, self.context.loaders.eval_kwargs)
-        counter = counter_for(self.context, loader, hook)
+        loader = distributed(self.context, loader, self.context.parts.loaders.eval_kwargs)
+        counter = counter_for(self.context.trainer, self.context.asked, loader, hook)
         rounds = loader.rounds(borrows=self._is_sharded, count_items=counter)
-        return self.context.stopping.until_signal(rounds, give_up)
+        return self.context.control.stopping.until_signal(rounds, give_up)
 
     @property
     def _is_sharded(self) -> bool:
         """Whether no rank has a whole model, so that all of them go through it together."""
-        prepared = self.context.prepared
+        prepared = self.context.parts.prepared
         return prepared is not None and has_shards(prepared.model)
 
     def output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
         """The output of `hook` for the batch of a round; None on a rank without one."""
         # An idle rank runs the model on a batch that counts nowhere.
         if round_.has_empty_rank and self._is_sharded:
-            with self.context.uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
+            with self.context.parts.uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
                 output = self._output_of(hook, round_)
             return None if round_.is_idle else output
         return self.take_part(round_, lambda: self._output_of(hook, round_))
 
     def take_part(self, round_: Round, work: Callable[[], Any]) -> Any:
         """The result of `work`. While some ranks have no samples, they answer what the others gather in it."""
-        uneven = self.context.uneven
+        uneven = self.context.parts.uneven
         if uneven is None or not round_.has_empty_rank:
             return work()
         return uneven.take_part(work, is_idle=round_.is_idle)
 
     def emit_of_batch(self, round_: Round, event: str, **kwargs: Any) -> None:
         """Emit an event of a round, which callbacks of other ranks may handle."""
-        if round_.has_empty_rank or self.context.callbacks.acts_at[event]:
+        if round_.has_empty_rank or self.context.parts.callbacks.acts_at[event]:
             self.take_part(round_, lambda: self.emit(event, **kwargs))
 
     def _output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
@@ -109,7 +111,7 @@ class Pass:
         try:
             return hook(round_.batch)
         except Exception as error:
-            context.emitter.explain(error, hook, round_.batch, round_.start)
+            context.control.emitter.explain(error, hook, round_.batch, round_.start)
             raise
         finally:
             context.trainer._batch_samples = None
@@ -132,22 +134,22 @@ class Evaluation(Pass):
         with self.without_gradients():
             rounds = self.rounds(loader, StopTrainingError, "calculate_eval_batch_loss")
             for number, round_ in enumerate(rounds, start=1):
-                context.position_in_pass = round_.start
+                context.parts.reports.position_in_pass = round_.start
                 self._evaluate(round_, record)
                 if number % _ROUNDS_BETWEEN_READINGS == 0:
-                    context.losses.read()
+                    context.parts.reports.losses.read()
         if number == 0:
             raise empty_loader_error(loader, "evaluate")
-        context.position_in_pass = None
-        context.losses.read()
+        context.parts.reports.position_in_pass = None
+        context.parts.reports.losses.read()
 
     def _evaluate(self, round_: Round, record: Callable[[Any, Any], None]) -> None:
         self.emit_of_batch(round_, "on_eval_step_start")
         output = self.output_of(self.context.trainer.calculate_eval_batch_loss, round_)
         if not round_.is_idle:
             loss, size = loss_and_size(output, hook="calculate_eval_batch_loss")
-            self.context.batch_weight = size if round_.items is None else round_.items
-            record(loss, self.context.batch_weight)
+            self.context.parts.reports.batch_weight = size if round_.items is None else round_.items
+            record(loss, self.context.parts.reports.batch_weight)
         self.emit_of_batch(round_, "on_eval_step_end", batch=round_.batch, batch_output=output)
 
 
@@ -184,13 +186,13 @@ class Prediction(Pass):
 def predict_rows(context: Context, loader: RunLoader, output_path: str | Path | None) -> Any:
     """The predictions of the trainer for all rows of `loader`, in order; see `Trainer.predict`."""
     refuse_rearranged(loader)
-    collector = collect_predictions(context.ranks, output_path)
-    return Prediction(context).run(loader, collector, lambda reason: context.stopping.signals.exit())
+    collector = collect_predictions(context.parts.ranks, output_path)
+    return Prediction(context).run(loader, collector, lambda reason: context.control.stopping.signals.exit())
 
 
-def gather_rows(context: Context, rows: Any, padding_value: float | None) -> Any:
+def gather_rows(parts: Parts, rows: Any, padding_value: float | None) -> Any:
     """The rows of all ranks; see `Trainer.gather`."""
-    gathered = (context.uneven or context.ranks).gather(rows, padding_value)
+    gathered = (parts.uneven or parts.ranks).gather(rows, padding_value)
     if padding_value is None:
         return gathered
     return map_tensors(lambda of_all_ranks: remove_padding(of_all_ranks, padding_value), gathered)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Parts
 from pytorch_accelerated.loop.handler import CallbackHandler
+from pytorch_accelerated.loop.stopping import Stopping
 from pytorch_accelerated.ranks.keeping import kept
 
 
@@ -17,21 +18,23 @@ class EvaluationSets:
     """Makes one evaluation set after the other the current one.
 
     Args:
-        context: of the call.
+        trainer: evaluates each set.
+        parts: of the call.
+        stopping: of the call.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, trainer: Any, parts: Parts, stopping: Stopping) -> None:
+        self._trainer, self._parts, self._stopping = trainer, parts, stopping
 
     @property
     def names(self) -> list[str]:
         """The names of the sets; one empty name if there is one set, which has none."""
-        return list(self._context.loaders.eval_sets) or [""]
+        return list(self._parts.loaders.eval_sets) or [""]
 
     @property
     def is_last(self) -> bool:
         """Whether, in an evaluation, no other set comes after the current one."""
-        return self._context.state.evaluated_sets + 1 >= len(self.names)
+        return self._parts.state.evaluated_sets + 1 >= len(self.names)
 
     @contextlib.contextmanager
     def current(self, name: str) -> Iterator[None]:
@@ -39,12 +42,12 @@ class EvaluationSets:
         if not name:
             yield
             return
-        trainer, loaders = self._context.trainer, self._context.loaders
+        trainer, loaders = self._trainer, self._parts.loaders
         given, first = trainer.eval_dataset, (loaders.eval, loaders.eval_kwargs)
         trainer.eval_dataset = loaders.eval_sets[name]
         loaders.eval, loaders.eval_kwargs = loaders.further_eval.get(name, first)
         try:
-            with self._context.history.measuring_on(name):
+            with self._parts.history.measuring_on(name):
                 yield
         finally:
             trainer.eval_dataset = given
@@ -58,12 +61,12 @@ class EvaluationSets:
         Args:
             kwargs: for the trainer's `_run_eval_epoch`.
         """
-        state, names = self._context.state, self.names
+        state, names = self._parts.state, self.names
         if state.evaluated_sets >= len(names):  # there were more in the run that is resumed
             state.evaluated_sets = 0
         for name in names[state.evaluated_sets :]:
             with self.current(name):
-                self._context.trainer._run_eval_epoch(self._context.loaders.eval, **kwargs)
+                self._trainer._run_eval_epoch(self._parts.loaders.eval, **kwargs)
             state.evaluated_sets += 1
         state.evaluated_sets = 0
 
@@ -75,10 +78,10 @@ class EvaluationSets:
             metric_name_prefix: the prefix of every metric that is recorded meanwhile.
             callbacks: the callbacks whose events are emitted meanwhile.
         """
-        context = self._context
-        handler = CallbackHandler(callbacks, custom_events=context.trainer.custom_events)
-        with kept() as before, context.stopping.finishing_passes():
-            before.attributes(context, model=model, callbacks=handler)
-            before.call(context.history.set_metric_name_prefix, context.history.metric_name_prefix)
-            context.history.set_metric_name_prefix(metric_name_prefix)
-            context.trainer._run_eval_epoch(context.loaders.eval)
+        parts, history = self._parts, self._parts.history
+        handler = CallbackHandler(callbacks, custom_events=self._trainer.custom_events)
+        with kept() as before, self._stopping.finishing_passes():
+            before.attributes(parts, model=model, callbacks=handler)
+            before.call(history.set_metric_name_prefix, history.metric_name_prefix)
+            history.set_metric_name_prefix(metric_name_prefix)
+            self._trainer._run_eval_epoch(parts.loaders.eval)

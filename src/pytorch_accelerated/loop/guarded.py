@@ -67,12 +67,12 @@ class Beginnings:
     """Keeps what updates change before they are applied: gradients, buffers and generators, but not the parameters.
 
     Args:
-        context: of the run, whose model is prepared.
+        holder: the trainer that users see.
+        model: as prepared for the run.
     """
 
-    def __init__(self, context: Context) -> None:
-        holder = context.holder
-        roots = [part for part in (context.model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
+    def __init__(self, holder: Any, model: Any) -> None:
+        roots = [part for part in (model, *held_parts(holder).values()) if isinstance(part, nn.Module)]
         modules = list({id(module): module for root in roots for module in root.modules()}.values())
         self._stores = [tensor_stores(module) for module in modules]
         found = [value for each in (holder, *modules) for value in vars(each).values()]
@@ -111,23 +111,23 @@ class GuardedStep(Step):
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
-        assert isinstance(context.losses, FiniteLossTracker)
-        self._beginnings = Beginnings(context)
+        assert isinstance(context.parts.reports.losses, FiniteLossTracker)
+        self._beginnings = Beginnings(context.holder, context.parts.model)
         self.before_update = Kept()
-        self._losses = context.losses
+        self._losses = context.parts.reports.losses
         # Updates that could not be applied, by the number of updates before them.
         self._left_out: set[int] = set()
 
     @property
     def _passes_over(self) -> bool:
         """Whether the run went back in order to leave the current update out."""
-        return self.context.state.updates in self._left_out
+        return self.parts.state.updates in self._left_out
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch; none for an update to leave out, which has no batch event either."""
         if self._passes_over:
             self.micro_batch = micro_batch
-            self.context.state.batches_in_epoch += not micro_batch.is_borrowed
+            self.parts.state.batches_in_epoch += not micro_batch.is_borrowed
             return
         if micro_batch.update is not self.micro_batch.update:  # the first batch of an update
             self._losses.of_update.clear()
@@ -156,14 +156,14 @@ class GuardedStep(Step):
         if self._is_finite(is_skipped):
             super().finish(calls, is_skipped=is_skipped)
             return
-        ranks, settings, saves = self.context.ranks, self.context.settings, self.context.saves
+        ranks, settings, saves = self.parts.ranks, self.context.asked.settings, self.context.control.saves
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
         self._give_back()
         if is_last_bad and ranks.count == 1:
             message += self._origin(batch)
-        last = self.context.state.updates + 1
+        last = self.parts.state.updates + 1
         self._left_out.add(last - 1)
         good = next(number for number in range(last - 1, -1, -1) if number - 1 not in self._left_out)
         if last - good > settings.max_skipped_updates:
@@ -174,7 +174,7 @@ class GuardedStep(Step):
             )
         if settings.nonfinite_policy == "rollback":
             saves.finish()
-            state = ranks.do_on_first(lambda: saves.newest_whole(self.context.resumed_from))
+            state = ranks.do_on_first(lambda: saves.newest_whole(self.context.asked.resumed_from))
             if state is not None:
                 warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
                 raise RollBack(state)
@@ -185,11 +185,11 @@ class GuardedStep(Step):
     def record(self, history: Any) -> None:
         """Also record how many updates of the run have been skipped so far, if any."""
         super().record(history)
-        if self.context.state.skipped_updates:
-            history.update_metric("skipped_updates", self.context.state.skipped_updates)
+        if self.parts.state.skipped_updates:
+            history.update_metric("skipped_updates", self.parts.state.skipped_updates)
 
     def _is_finite(self, is_skipped: bool) -> bool:
-        ranks = self.context.ranks
+        ranks = self.parts.ranks
         losses = [torch.isfinite(torch.as_tensor(loss)).reshape(()) for loss in self._losses.of_update]
         # fp16's scaler skips what it found infinite.
         gradients = () if is_skipped else (are_finite(values for _, values in self._gradients()),)
@@ -198,10 +198,10 @@ class GuardedStep(Step):
 
     def _give_back(self) -> None:
         self.before_update.restore()
-        scaler = self.context.accelerator.scaler
+        scaler = self.parts.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
-        self.context.emitter.defer(self.context.trainer.optimizer_zero_grad)
+        self.context.control.emitter.defer(self.context.trainer.optimizer_zero_grad)
 
     def _origin(self, batch: Any) -> str:
         """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.
@@ -213,7 +213,7 @@ class GuardedStep(Step):
             return " The batch itself has values that are NaN or infinite."
         first = FirstNonFinite()
         try:
-            with torch.no_grad(), first.watching(bare_model(self.context.model)):
+            with torch.no_grad(), first.watching(bare_model(self.parts.model)):
                 output = self.context.trainer.calculate_train_batch_loss(batch)
         except Exception:  # a second pass may not fit into memory, or the hook may count its calls
             return ""
@@ -237,8 +237,8 @@ class GuardedStep(Step):
 
     def _description(self) -> str:
         """A sentence with the update's error and its position. Must be called by all ranks."""
-        context, ranks, losses = self.context, self.context.ranks, self._losses.of_update
-        last = context.state.batches_in_epoch - 1
+        parts, ranks, losses = self.parts, self.parts.ranks, self._losses.of_update
+        last = parts.state.batches_in_epoch - 1
         first = min(last, last + 1 - len(losses))
         own = [str(first + index) for index, loss in enumerate(losses) if not math.isfinite(loss)]
         reasons = [
@@ -246,7 +246,7 @@ class GuardedStep(Step):
             for rank, batches in enumerate(ranks.exchange(own))
             if batches
         ]
-        names = {id(parameter): name for name, parameter in bare_model(context.model).named_parameters()}
+        names = {id(parameter): name for name, parameter in bare_model(parts.model).named_parameters()}
         own_bad = [
             names.get(id(parameter), "a parameter that is not the model's")
             for parameter, values in self._gradients()
@@ -256,7 +256,7 @@ class GuardedStep(Step):
         if bad:
             reasons.append(f"there are NaN or infinite values in the gradient of {listed(bad)}")
         batches = f"batches {first} to {last}" if first < last else f"batch {last}"
-        epoch, number = context.history.current_epoch, context.state.updates + 1
+        epoch, number = parts.history.current_epoch, parts.state.updates + 1
         return (
             f"In epoch {epoch}, update {number} of the run ({batches} of the epoch, counted from 0) cannot be applied: "
             f"{', and '.join(reasons)}."

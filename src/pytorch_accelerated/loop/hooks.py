@@ -24,7 +24,7 @@ from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
-from pytorch_accelerated.loop.context import Context, first_context, view
+from pytorch_accelerated.loop.context import Asked, Context, first_context, view
 from pytorch_accelerated.loop.handler import CallbackHandler
 from pytorch_accelerated.loop.starting import new_context
 from pytorch_accelerated.loop.states import States
@@ -46,20 +46,20 @@ class TrainerHooks:
 
     #: Names of events that a subclass fires itself, for `explain`, and if they resemble built-in ones.
     custom_events: tuple[str, ...] = ()
-    model = view("model")
-    optimizer = view("optimizer")
-    scheduler = view("scheduler")
-    run_history: RunHistory = view("history")
-    run_state: RunState = view("state")
-    run_config: TrainerRunConfig = view("config")
-    callback_handler: CallbackHandler = view("callbacks")
-    _accelerator: Accelerator = view("accelerator")
-    _ranks: Ranks = view("ranks")
-    _loss_tracker = view("losses")
-    _train_dataloader = view("loaders.train")
-    _eval_dataloader = view("loaders.eval")
-    _train_dl_kwargs = view("loaders.train_kwargs")
-    _eval_dl_kwargs = view("loaders.eval_kwargs")
+    model = view("parts.model")
+    optimizer = view("parts.optimizer")
+    scheduler = view("parts.scheduler")
+    run_history: RunHistory = view("parts.history")
+    run_state: RunState = view("parts.state")
+    run_config: TrainerRunConfig = view("parts.config")
+    callback_handler: CallbackHandler = view("parts.callbacks")
+    _accelerator: Accelerator = view("parts.accelerator")
+    _ranks: Ranks = view("parts.ranks")
+    _loss_tracker = view("parts.reports.losses")
+    _train_dataloader = view("parts.loaders.train")
+    _eval_dataloader = view("parts.loaders.eval")
+    _train_dl_kwargs = view("parts.loaders.train_kwargs")
+    _eval_dl_kwargs = view("parts.loaders.eval_kwargs")
     seed = GivenArgument()
     mixed_precision = GivenArgument()
     compile_model = GivenArgument()
@@ -94,10 +94,10 @@ class TrainerHooks:
         inference_mode: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self.run_context.given = GivenArguments(
+        self.run_context.asked.given = GivenArguments(
             seed, mixed_precision, compile_model, accelerator, inference_mode, timeout
         )
-        self.run_context.loaders = Loaders()
+        self.run_context.parts.loaders = Loaders()
         self.model = model
         self.loss_func = loss_func
         self.optimizer = as_one(optimizer)
@@ -125,7 +125,7 @@ class TrainerHooks:
 
     def _create_accelerator(self) -> Accelerator:
         """The accelerate object behind this trainer."""
-        given = self.run_context.given
+        given = self.run_context.asked.given
         limit = limit_of_waiting(given.timeout)
         if given.accelerator is None:
             return create_accelerator(given.mixed_precision, timeout=limit)
@@ -142,7 +142,7 @@ class TrainerHooks:
     def _create_context(self, settings: TrainSettings) -> Context:
         """What a call with `settings` works with."""
         context = new_context(self.run_context, settings, self._kind_of_states)
-        context.count_items = self.count_batch_items if overrides(self, "count_batch_items") else None
+        context.asked.count_items = self.count_batch_items if overrides(self, "count_batch_items") else None
         return context
 
     def create_train_dataloader(
@@ -235,11 +235,11 @@ class TrainerHooks:
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch. `step` counts batches of this rank in the epoch, from 0."""
-        self.run_context.training.step.compute(batch, step)
+        self.run_context.control.training.step.compute(batch, step)
 
     def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
         """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
-        self.run_context.losses.update(batch_loss, batch_size)
+        self.run_context.parts.reports.losses.update(batch_loss, batch_size)
 
     def backward_step(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, which is already weighted by its share of the update."""
@@ -251,7 +251,7 @@ class TrainerHooks:
 
     def _clip_gradients(self) -> None:
         """Clip the complete gradient, once per update."""
-        self.run_context.training.step.clip()
+        self.run_context.control.training.step.clip()
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
@@ -323,10 +323,10 @@ def overrides(trainer: TrainerHooks, hook: str) -> bool:
     return bool(own_hooks(trainer, [hook]))
 
 
-def counter_for(context: Context, loader: Any, hook: str) -> Counter | None:
+def counter_for(trainer: TrainerHooks, asked: Asked, loader: Any, hook: str) -> Counter | None:
     """What counts the items of the batches that `hook` gets; None if they are the rows that the loader counts."""
-    trainer, is_predicting = context.trainer, hook == "calculate_predict_batch_outputs"
-    if (count := context.count_items) is not None and not is_predicting:
+    is_predicting = hook == "calculate_predict_batch_outputs"
+    if (count := asked.count_items) is not None and not is_predicting:
         return Counter(lambda batch, samples: count(batch), are_tokens=True)
     counter = counter_of(None if is_predicting else trainer.loss_func, loader)
     if not overrides(trainer, hook):

@@ -31,10 +31,11 @@ from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import mixed_seed, set_seed
 from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
 from pytorch_accelerated.loop.callback import PassLimit, savers_among
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Context, Parts
 from pytorch_accelerated.loop.hooks import overrides
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
+from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
@@ -58,19 +59,20 @@ def prepare_training(
         state: the training state that the run is resumed from, if any.
         resets_history: whether the run history starts over.
     """
-    trainer, settings, loaders, training = context.trainer, context.settings, context.loaders, context.training
+    asked, parts, control = context.asked, context.parts, context.control
+    trainer, settings, loaders = context.trainer, asked.settings, parts.loaders
     if resets_history:
-        context.history.reset()
-        context.epochs_before = 0
+        parts.history.reset()
+        asked.epochs_before = 0
     else:
-        context.epochs_before += context.state.epochs
-    context.states.resume_from(state)
-    context.number += 1
-    if context.given.seed is not None:
-        set_seed(mixed_seed("run", int(context.given.seed), context.ranks.index, context.number))
-    context.state = RunState()
-    if isinstance(context.model, nn.Module):
-        context.model.zero_grad()  # an interrupted run may have left half of an update
+        asked.epochs_before += parts.state.epochs
+    control.states.resume_from(state)
+    asked.number += 1
+    if asked.given.seed is not None:
+        set_seed(mixed_seed("run", int(asked.given.seed), parts.ranks.index, asked.number))
+    parts.state = RunState()
+    if isinstance(parts.model, nn.Module):
+        parts.model.zero_grad()  # an interrupted run may have left half of an update
     if settings.overfit_batches is not None:
         train_dl_kwargs = {**(train_dl_kwargs or {}), "shuffle": False}
     loaders.train_kwargs, loaders.eval_kwargs = dict(train_dl_kwargs or {}), dict(eval_dl_kwargs or {})
@@ -81,59 +83,61 @@ def prepare_training(
     else:
         _overfit(context, settings.overfit_batches, train_dl_kwargs)
     trainer._prepare_model_optimizer_and_dataloaders()
-    settings = context.settings  # it may have found out the number of updates
-    if savers_among(context.callbacks):
+    settings = asked.settings  # it may have found out the number of updates
+    if savers_among(parts.callbacks):
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=loaders.train, eval=loaders.eval)
         data_facts(**loaders.eval_by_name)
-    plan, is_known = context.plan, settings.limit in (None, "max_num_train_steps")
-    context.config = trainer._create_run_config(
+    plan, is_known = asked.plan, settings.limit in (None, "max_num_train_steps")
+    parts.config = trainer._create_run_config(
         settings.per_device_batch_size,
         settings.num_epochs if is_known or plan is None else None,
         settings.gradient_accumulation_steps,
         settings.max_num_train_steps if is_known or plan is None else plan.num_updates,
         settings.gradient_clip_value,
     )
-    training.make_step(steps_scheduler=_make_scheduler(context))
+    control.training.make_step(steps_scheduler=_make_scheduler(context))
     if state is not None:
-        asked = _settings_of(context)
-        context.states.resume(state)
+        settings_asked = _settings_of(parts)
+        control.states.resume(state)
         _continue_plan(context)
-        _warn_of_replaced_settings(context, asked)
-    if context.left_out:
-        context.print(f"Leaving out of the training data: {'; '.join(map(str, context.left_out))}")
+        _warn_of_replaced_settings(parts.ranks, settings_asked, _settings_of(parts))
+    if asked.left_out:
+        context.print(f"Leaving out of the training data: {'; '.join(map(str, asked.left_out))}")
 
 
 def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
     """Create the loader, the prepared model and the run config of `evaluate`; see `prepare_training`."""
-    context.states.choose_seed()
-    context.state.evaluated_sets = 0  # an evaluation that failed may have left it
-    context.loaders.train = None
-    context.loaders.eval_kwargs = dict(dl_kwargs or {})
+    parts = context.parts
+    context.control.states.choose_seed()
+    parts.state.evaluated_sets = 0  # an evaluation that failed may have left it
+    parts.loaders.train = None
+    parts.loaders.eval_kwargs = dict(dl_kwargs or {})
     _make_eval_loaders(context, batch_size, dl_kwargs)
     context.trainer._prepare_model_optimizer_and_dataloaders()
-    context.config = context.trainer._create_run_config(batch_size, None, 1, None, None)
+    parts.config = context.trainer._create_run_config(batch_size, None, 1, None, None)
 
 
 def prepare_model(context: Context, *, for_training: bool) -> None:
     """Move the model to its device, and wrap what must be wrapped."""
+    parts = context.parts
     held = held_parts(context.holder)
-    context.mode = OptimizerMode(optimizers_of(context.holder, held).values())
+    parts.mode = OptimizerMode(optimizers_of(context.holder, held).values())
     if for_training:
         outside = trained_outside(context.holder, held)
-        refuse_outside(outside, context.accelerator, context.model, context.ranks)
-        share_values(held, context.ranks)
+        refuse_outside(outside, parts.accelerator, parts.model, parts.ranks)
+        share_values(held, parts.ranks)
     prepared = PreparedModel(
-        context.accelerator,
-        context.model,
-        context.optimizer,
+        parts.accelerator,
+        parts.model,
+        parts.optimizer,
         for_training=for_training,
-        compile_arguments=context.given.compile_model,
+        compile_arguments=context.asked.given.compile_model,
     )
-    if context.ranks.count > 1 and not for_training and not has_shards(prepared.model):
+    if parts.ranks.count > 1 and not for_training and not has_shards(prepared.model):
         # Nothing else ensures that all ranks evaluate the same model.
-        context.ranks.copy_from_first([parameter.data for parameter in context.model.parameters()])
-    context.prepared, context.model, context.optimizer = prepared, prepared.model, prepared.optimizer
+        parts.ranks.copy_from_first([parameter.data for parameter in parts.model.parameters()])
+    parts.prepared, parts.model, parts.optimizer = prepared, prepared.model, prepared.optimizer
 
 
 def prepare_loaders(context: Context) -> None:
@@ -142,13 +146,13 @@ def prepare_loaders(context: Context) -> None:
     Raises:
         DataError: if one of them has no batch.
     """
-    loaders = context.loaders
+    loaders, sets = context.parts.loaders, context.control.evaluation_sets
     if loaders.train is not None:
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs, role="train")
         _make_plan(context)
         refuse_empty(loaders.train, "train on")
-    for name in context.evaluation_sets.names if loaders.eval is not None else ():
-        with context.evaluation_sets.current(name):
+    for name in sets.names if loaders.eval is not None else ():
+        with sets.current(name):
             role = role_of_set(name) if name in loaders.further_eval else "eval"
             loaders.eval = distributed(context, loaders.eval, loaders.eval_kwargs, role=role)
             context.trainer._check_eval_batch_size()
@@ -165,14 +169,15 @@ def distributed(
         dl_kwargs: the user's arguments for it.
         role: of the loader in a run that may be resumed.
     """
+    asked = context.asked
     if isinstance(loader, DataLoaderSlice):
         return distributed(context, loader.dl, dl_kwargs, role).limited(loader.slice_size)
     return distribute_loader(
         loader,
-        context.ranks,
-        seed=context.seed,
-        saved_seed=context.states.saved_seed(role),
-        accumulation_steps=context.settings.gradient_accumulation_steps,
+        context.parts.ranks,
+        seed=asked.seed,
+        saved_seed=context.control.states.saved_seed(role),
+        accumulation_steps=asked.settings.gradient_accumulation_steps,
         is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
     )
 
@@ -189,8 +194,8 @@ def prediction_loader(
 @contextlib.contextmanager
 def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] | None) -> Iterator[RunLoader]:
     """This rank's part of `loader`, for the model in its current form, within a run or outside of one."""
-    if context.prepared is None:
-        context.states.choose_seed()
+    if context.parts.prepared is None:
+        context.control.states.choose_seed()
         prepare_model(context, for_training=False)
     adapted = distributed(context, loader, dl_kwargs)
     try:
@@ -201,19 +206,20 @@ def loader_of_pass(context: Context, loader: Any, dl_kwargs: Mapping[str, Any] |
 
 def _make_plan(context: Context) -> None:
     """Note what determines the rows of each update, and leave out what the run is planned without."""
-    settings, train, updates = context.settings, context.loaders.train, context.settings.max_num_train_steps
+    asked, parts = context.asked, context.parts
+    settings, train = asked.settings, parts.loaders.train
     loader, epochs = train, settings.num_epochs if settings.limit is None else None
-    for callback in context.callbacks:
+    for callback in parts.callbacks:
         if isinstance(callback, PassLimit):  # it will limit the loader when the run starts
             loader = loader.limited(callback.num_batches)
-    context.plan = RunPlan(loader, context.seed, RunState(), context.epochs_before, epochs, updates)
-    if context.resumed_from is None and settings.leave_out is not None:
-        context.left_out = context.plan.leaving_out(**settings.leave_out, is_planned=True)
-    planned = [each for each in context.left_out if each.planned_for is not None]
+    asked.plan = RunPlan(loader, asked.seed, RunState(), asked.epochs_before, epochs, settings.max_num_train_steps)
+    if asked.resumed_from is None and settings.leave_out is not None:
+        asked.left_out = asked.plan.leaving_out(**settings.leave_out, is_planned=True)
+    planned = [each for each in asked.left_out if each.planned_for is not None]
     if planned:
         train.leave_out(planned)
         train.set_epoch(planned[0].planned_for)
-    context.plan = _with_end(context.plan, settings.max_samples)
+    asked.plan = _with_end(asked.plan, settings.max_samples)
 
 
 def _with_end(plan: RunPlan, max_samples: int | None) -> RunPlan:
@@ -229,54 +235,55 @@ def _continue_plan(context: Context) -> None:
 
     What the state leaves out already is left out once: a script that is killed is started again as it stands.
     """
-    assert context.plan is not None
-    state = context.state
-    if state.updates and not state.samples and isinstance(context.plan.loader, PlannedLoader):  # an older state
-        _, windows = context.plan.loader.detached().windows(needs_rows=False)
+    asked, parts = context.asked, context.parts
+    assert asked.plan is not None
+    state = parts.state
+    if state.updates and not state.samples and isinstance(asked.plan.loader, PlannedLoader):  # an older state
+        _, windows = asked.plan.loader.detached().windows(needs_rows=False)
         state.samples = 0 if state.phase is RunPhase.EPOCH_CLOSED else state.samples_in_epoch
         state.samples += state.epochs * sum(window.size for window in windows)
-    start, train, leave_out = dataclasses.replace(state), context.loaders.train, context.settings.leave_out
-    context.plan = dataclasses.replace(context.plan, start=start, first_epoch=context.epochs_before)
-    if context.left_out:
-        train.leave_out(context.left_out)
+    start, train, leave_out = dataclasses.replace(state), parts.loaders.train, asked.settings.leave_out
+    asked.plan = dataclasses.replace(asked.plan, start=start, first_epoch=asked.epochs_before)
+    if asked.left_out:
+        train.leave_out(asked.left_out)
     if leave_out is not None:
-        known_rows = {row for each in context.left_out for row in each.rows or ()}
+        known_rows = {row for each in asked.left_out for row in each.rows or ()}
         rows = [row for row in leave_out["rows"] if row not in known_rows]
-        known_updates = {each.update for each in context.left_out if each.rows is None}
+        known_updates = {each.update for each in asked.left_out if each.rows is None}
         updates = [update for update in leave_out["updates"] if update not in known_updates]
-        context.left_out += context.plan.leaving_out(rows, updates, is_planned=False)
-        train.leave_out(context.left_out)
-    limit = context.settings.limit
+        asked.left_out += asked.plan.leaving_out(rows, updates, is_planned=False)
+        train.leave_out(asked.left_out)
+    limit = asked.settings.limit
     if limit is not None and start.updates and not getattr(start, LIMITS[limit]):
         raise ConfigurationError(
-            f"`{limit}` counts from the beginning of the run, but {context.resumed_from} does not say how many there "
+            f"`{limit}` counts from the beginning of the run, but {asked.resumed_from} does not say how many there "
             "were: they were not counted, or it is of an older version. Give `max_num_train_steps`."
         )
-    context.plan = _with_end(context.plan, context.settings.max_samples)
+    asked.plan = _with_end(asked.plan, asked.settings.max_samples)
 
 
 def _make_eval_loaders(context: Context, batch_size: int, dl_kwargs: Mapping[str, Any] | None) -> None:
     """Create the loader of the evaluation set, if there is one, or of each of several."""
-    trainer, loaders = context.trainer, context.loaders
+    trainer, loaders, sets = context.trainer, context.parts.loaders, context.control.evaluation_sets
     loaders.eval, loaders.eval_sets, loaders.further_eval = None, {}, {}
     if trainer.eval_dataset is None:
         return
     loaders.eval_sets = named_sets(trainer.eval_dataset)
-    first, *further = context.evaluation_sets.names
-    with context.evaluation_sets.current(first):
+    first, *further = sets.names
+    with sets.current(first):
         loaders.eval = trainer.create_eval_dataloader(batch_size, dl_kwargs)
     for name in further:
         loaders.further_eval[name] = None, loaders.eval_kwargs
-        with context.evaluation_sets.current(name):
+        with sets.current(name):
             loaders.eval = trainer.create_eval_dataloader(batch_size, dl_kwargs)
 
 
 def _overfit(context: Context, num_batches: int, train_dl_kwargs: Mapping[str, Any] | None) -> None:
     """Limit the training loader to its first batches, and evaluate on the same ones."""
-    trainer, loaders = context.trainer, context.loaders
+    trainer, loaders = context.trainer, context.parts.loaders
     refuse_other_order(loaders.train)
     loaders.train = DataLoaderSlice(loaders.train, num_batches)
-    same = trainer.create_train_dataloader(context.settings.per_device_batch_size, train_dl_kwargs)
+    same = trainer.create_train_dataloader(context.asked.settings.per_device_batch_size, train_dl_kwargs)
     loaders.eval, loaders.eval_kwargs = DataLoaderSlice(same, num_batches), loaders.train_kwargs
     loaders.eval_sets, loaders.further_eval = {}, {}
     batches = "batch" if num_batches == 1 else f"{num_batches} batches"
@@ -287,30 +294,33 @@ def _overfit(context: Context, num_batches: int, train_dl_kwargs: Mapping[str, A
 
 def _make_scheduler(context: Context) -> bool:
     """Create the scheduler. Returns whether it steps after each update."""
-    trainer, settings = context.trainer, context.settings
+    parts = context.parts
+    trainer, settings = context.trainer, context.asked.settings
     has_own_step = overrides(trainer, "scheduler_step")
-    context.scheduler = trainer.create_scheduler()
-    check_scheduler(context.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
-    if isinstance(context.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        watched = WatchedMetric(settings.scheduler_metric, context.scheduler.mode == "max")
+    parts.scheduler = trainer.create_scheduler()
+    check_scheduler(parts.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
+    if isinstance(parts.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        watched = WatchedMetric(settings.scheduler_metric, parts.scheduler.mode == "max")
         watched.check_has_evaluation(trainer.eval_dataset)
-        watched.check_direction(context.ranks, *PLATEAU)
+        watched.check_direction(parts.ranks, *PLATEAU)
         return False
     return settings.step_scheduler == "update"  # without a scheduler, too: a callback may set one later
 
 
-def _settings_of(context: Context) -> list[dict[str, Any]]:
+def _settings_of(parts: Parts) -> list[dict[str, Any]]:
     """Those of the optimizer and its schedule."""
-    has_schedule = context.scheduler is not None
-    return optimizer_settings(context.optimizer, has_schedule=has_schedule) + schedule_settings(context.scheduler)
+    has_schedule = parts.scheduler is not None
+    return optimizer_settings(parts.optimizer, has_schedule=has_schedule) + schedule_settings(parts.scheduler)
 
 
-def _warn_of_replaced_settings(context: Context, asked: Sequence[Mapping[str, Any]]) -> None:
+def _warn_of_replaced_settings(
+    ranks: Ranks, asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]]
+) -> None:
     """Warn about settings of the optimizer and its schedule that the state has replaced."""
-    differences = replaced_settings(asked, _settings_of(context))
+    differences = replaced_settings(asked, loaded)
     if differences:
         warn_user(
-            context.ranks,
+            ranks,
             "The optimizer resumes with the settings of the checkpoint, not with the new ones:\n\t"
             + "\n\t".join(differences)
             + "\nFor the new ones change `optimizer.param_groups`, for the learning rate also the scheduler's "
@@ -334,7 +344,8 @@ def create_run_config(
     given, the other one is computed if the training data has a length.
     """
     context: Context = trainer.run_context
-    train, evaluation, ranks = context.loaders.train, context.loaders.eval, context.ranks
+    asked, loaders, ranks = context.asked, context.parts.loaders, context.parts.ranks
+    train, evaluation = loaders.train, loaders.eval
     train_batch_size = eval_batch_size = updates_per_epoch = None
     if evaluation is not None:
         eval_batch_size = evaluation.batch_size or per_device_batch_size
@@ -349,9 +360,9 @@ def create_run_config(
     return TrainerRunConfig(
         num_epochs=num_epochs,
         train_per_device_batch_size=train_batch_size,
-        train_dl_kwargs=None if train is None else context.loaders.train_kwargs,
+        train_dl_kwargs=None if train is None else loaders.train_kwargs,
         eval_per_device_batch_size=eval_batch_size,
-        eval_dl_kwargs=None if evaluation is None else context.loaders.eval_kwargs,
+        eval_dl_kwargs=None if evaluation is None else loaders.eval_kwargs,
         gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
         gradient_clip_value=gradient_clip_value,
         train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
@@ -362,10 +373,10 @@ def create_run_config(
         is_local_process_zero=ranks.is_first_of_node,
         is_world_process_zero=ranks.is_first,
         is_distributed=ranks.count > 1,
-        mixed_precision=str(context.accelerator.mixed_precision),
+        mixed_precision=str(context.parts.accelerator.mixed_precision),
         num_processes=ranks.count,
-        seed=context.seed,
-        gradient_clip_norm=None if train is None else context.settings.gradient_clip_norm,
+        seed=asked.seed,
+        gradient_clip_norm=None if train is None else asked.settings.gradient_clip_norm,
         train_dataloader_len=None if train is None else train.num_batches,
         eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
     )

@@ -7,35 +7,55 @@ from typing import Any
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import DataError
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Parts
+from pytorch_accelerated.loop.stopping import Emitter
 from pytorch_accelerated.record.loss import LossTracker
+from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
 from pytorch_accelerated.record.values import name_in_set
 
 
 class LossReports:
-    """Reports step records, mean losses, and losses that are not finite. All ranks must call its methods.
+    """Has what a run measures, and reports step records, mean losses, and losses that are not finite.
+
+    All ranks must call its methods.
 
     Args:
-        context: of the run.
+        parts: of the run.
+        emitter: calls the callbacks.
+
+    Attributes:
+        losses: the current loss tracker.
+        gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
+        recorder: makes the step records of a training run, if it has any.
+        epoch_clock: times the current epoch.
+        batch_weight: how much the current batch counts in the recorded loss: what its mean is over. None before one.
+        position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
+            if there is none, or a loop of the user's own goes through the batches.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, parts: Parts, emitter: Emitter) -> None:
+        self._parts = parts
+        self._emitter = emitter
+        self.losses, self.gradient_norms = LossTracker(), LossTracker()
+        self.recorder: StepRecorder | None = None
+        self.epoch_clock = EpochClock(1)
+        self.batch_weight: Any = None
+        self.position_in_pass: int | None = None
 
     # ---------------------------------------------------------------------------------------------------- step records
 
     def complete_records(self) -> None:
         """Add the step records that have ended to the history, and tell the callbacks."""
-        recorder = self._context.recorder
+        recorder = self.recorder
         if recorder is None or not recorder.is_pending:
             return
-        if recorder.complete(self._context.ranks.exchange_numbers(recorder.measurements())):
-            self._context.emitter.emit("on_step_records")
+        if recorder.complete(self._parts.ranks.exchange_numbers(recorder.measurements())):
+            self._emitter.emit("on_step_records")
 
     def mark_rest(self) -> None:
         """End a record after the current update, unless one has."""
-        if self._context.recorder is not None:
-            self._context.recorder.mark(self._context.state.samples_in_epoch, self._context.parameter_groups)
+        if self.recorder is not None:
+            self.recorder.mark(self._parts.state.samples_in_epoch, self._parts.parameter_groups)
 
     def finish_records(self) -> None:
         """Make a record of the updates after the last one, since the run may end within an epoch.
@@ -52,7 +72,7 @@ class LossReports:
             start: the samples of the run history before them.
             stop: the samples of the run history with them.
         """
-        loader, recorder = self._context.loaders.train, self._context.recorder
+        loader, recorder = self._parts.loaders.train, self.recorder
         if recorder is None or not isinstance(loader, RunLoader):
             return None
         return loader.indices(recorder.position(start), recorder.position(stop))
@@ -61,10 +81,10 @@ class LossReports:
 
     def report(self, losses: LossTracker) -> None:
         """Tell the callbacks about new step records, and about a training loss that is not finite."""
-        recorder = self._context.recorder
+        recorder = self.recorder
         per_rank = self._first_non_finite_by_rank(losses, [] if recorder is None else recorder.measurements())
         if recorder is not None and recorder.complete([measured for _, *measured in per_rank]):
-            self._context.emitter.emit("on_step_records")
+            self._emitter.emit("on_step_records")
         self._report_first_non_finite(losses, "train_loss_epoch", [first for first, *_ in per_rank])
 
     def report_non_finite(self, losses: LossTracker, metric_name: str) -> None:
@@ -74,21 +94,21 @@ class LossReports:
 
     def _first_non_finite_by_rank(self, losses: LossTracker, numbers: list[int]) -> list[list[int]]:
         first_bad = losses.first_non_finite
-        return self._context.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
+        return self._parts.ranks.exchange_numbers([-1 if first_bad is None else first_bad, *numbers])
 
     def _report_first_non_finite(self, losses: LossTracker, metric_name: str, per_rank: list[int]) -> None:
         steps = [step for step in per_rank if step >= 0]
         if steps:
             losses.first_non_finite = None
-            history = self._context.history
+            history = self._parts.history
             metric_name = name_in_set(metric_name, history.evaluation_set)
-            self._context.emitter.emit_at_once(
+            self._emitter.emit_at_once(
                 "on_non_finite_loss", metric_name=metric_name, epoch=history.current_epoch, step=min(steps)
             )
 
     def record_mean(self, losses: LossTracker, metric_name: str) -> None:
         """Record the mean loss per item over all ranks, and start a new mean."""
-        total, count, batches = self._context.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
+        total, count, batches = self._parts.ranks.sum([losses.total_loss, losses.running_count, losses.batches_read])
         if batches and not count and not losses.leaves_out_non_finite:
             raise DataError(
                 f"None of the {batches:.0f} batches has any items, so there is no mean loss to record as "
@@ -100,8 +120,8 @@ class LossReports:
 
     def record(self, metric_name: str, value: Any) -> None:
         """Record a metric; that of the first of several evaluation sets also without the name of the set."""
-        history = self._context.history
-        if history.evaluation_set and history.evaluation_set not in self._context.loaders.further_eval:
+        history = self._parts.history
+        if history.evaluation_set and history.evaluation_set not in self._parts.loaders.further_eval:
             with history.measuring_on(""):
                 history.update_metric(metric_name, value)
         history.update_metric(metric_name, value)

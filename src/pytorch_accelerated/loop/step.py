@@ -47,15 +47,15 @@ class Step:
         self, context: Context, own: Mapping[str, Callable[..., Any]] | None = None, *, steps_scheduler: bool = False
     ) -> None:
         own = dict(own or {})
-        self.context = context
+        self.context, self.parts, self.reports = context, context.parts, context.parts.reports
         self.micro_batch = _NO_BATCH
         self.backward_began = 0.0
-        self.late_counts = LateCounts(context.ranks)
+        self.late_counts = LateCounts(context.parts.ranks)
         self._checks_size = True
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
-        self._record: Callable[..., None] = own.get("_update_loss_tracker", context.losses.update)
-        self._clips = "_clip_gradients" in own or context.settings.clips_gradients
-        self._always_completes = context.accelerator.scaler is not None
+        self._record: Callable[..., None] = own.get("_update_loss_tracker", context.parts.reports.losses.update)
+        self._clips = "_clip_gradients" in own or context.asked.settings.clips_gradients
+        self._always_completes = context.parts.accelerator.scaler is not None
         scheduling: list[Call] = [(context.trainer, "scheduler_step")] if steps_scheduler else []
         discarding: Call = (context.trainer, "optimizer_zero_grad")
         # Two lists, by whether fp16 skips the update. The optimizer's step is called in both, because the scaler acts
@@ -67,25 +67,25 @@ class Step:
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch of an update."""
-        context = self.context
+        parts = self.parts
         self.micro_batch = micro_batch
-        if micro_batch.has_empty_rank or context.callbacks.acts_at["on_train_step_start"]:
+        if micro_batch.has_empty_rank or parts.callbacks.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")
         compute = self.compute if micro_batch.is_borrowed else self._compute
         if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
-            compute(micro_batch.batch, context.state.batches_in_epoch)
+            compute(micro_batch.batch, parts.state.batches_in_epoch)
         else:
-            with context.prepared.accumulating():
-                compute(micro_batch.batch, context.state.batches_in_epoch)
-        context.state.batches_in_epoch += not micro_batch.is_borrowed
+            with parts.prepared.accumulating():
+                compute(micro_batch.batch, parts.state.batches_in_epoch)
+        parts.state.batches_in_epoch += not micro_batch.is_borrowed
 
     def apply(self) -> None:
         """Apply the update, all of whose gradients are there."""
         # Usually they have their true size already, because each loss was multiplied by its share; fp16 and counts that
         # came with the outputs leave a factor.
         is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
-        if self.context.callbacks.acts_at["on_optimizer_step_start"]:
-            self.context.emitter.emit("on_optimizer_step_start")
+        if self.parts.callbacks.acts_at["on_optimizer_step_start"]:
+            self.context.control.emitter.emit("on_optimizer_step_start")
         self.finish(self._calls[is_skipped], is_skipped=is_skipped)
 
     def compute(self, batch: Any, step: int) -> None:
@@ -95,7 +95,7 @@ class Step:
             batch: the batch, on the trainer's device.
             step: the number of this rank's earlier batches in the epoch.
         """
-        trainer, emitter, micro_batch = self.context.trainer, self.context.emitter, self.micro_batch
+        trainer, emitter, micro_batch = self.context.trainer, self.context.control.emitter, self.micro_batch
         hook = trainer.calculate_train_batch_loss
         # The loader knows how many samples the batch has, even where no tensor shows it, as for graphs. If an override
         # passes on only a part of the batch, the number is no longer true.
@@ -109,9 +109,9 @@ class Step:
             trainer._batch_samples = None
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
         if not micro_batch.is_borrowed:  # that is recorded where it counts
-            self.context.batch_weight = size if micro_batch.items is None else micro_batch.items
-            self._record(loss, self.context.batch_weight)
-        if micro_batch.has_empty_rank or self.context.callbacks.acts_at["on_train_step_end"]:
+            weight = self.reports.batch_weight = size if micro_batch.items is None else micro_batch.items
+            self._record(loss, weight)
+        if micro_batch.has_empty_rank or self.parts.callbacks.acts_at["on_train_step_end"]:
             self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
         # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
         is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
@@ -128,7 +128,7 @@ class Step:
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch."""
-        self.context.emitter.emit(event, **kwargs)
+        self.context.control.emitter.emit(event, **kwargs)
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update, as far as that is known; `complete` does the rest."""
@@ -152,7 +152,7 @@ class Step:
         if type(size) is int and self.micro_batch.items is None and rows not in (None, size):
             self._checks_size = False
             warn_user(
-                self.context.ranks,
+                self.parts.ranks,
                 f"`calculate_train_batch_loss` returned {size} as 'batch_size' for a batch of {rows} rows. That counts "
                 "in the recorded loss, but gradients are weighted by rows. If the loss is a mean over something else, "
                 "return the number as 'num_items_in_batch', for every batch.",
@@ -170,7 +170,7 @@ class Step:
             Whether fp16 found them infinite, so that nothing will change.
         """
         is_skipped = False
-        accelerator, optimizer = self.context.accelerator, self.context.optimizer
+        accelerator, optimizer = self.parts.accelerator, self.parts.optimizer
         if accelerator.scaler is not None:
             accelerator.unscale_gradients(optimizer)
             # The only read that fp16 needs.
@@ -190,7 +190,7 @@ class Step:
             calls: what does so. A request to stop is deferred.
             is_skipped: whether nothing changes, because fp16 found infinite gradients.
         """
-        context, emitter, update = self.context, self.context.emitter, self.micro_batch.update
+        parts, emitter, update = self.parts, self.context.control.emitter, self.micro_batch.update
         for owner, name in calls:
             hook = getattr(owner, name)
             try:
@@ -200,7 +200,7 @@ class Step:
             except Exception as error:
                 emitter.explain(error, hook, self.micro_batch.batch)
                 raise
-        state = context.state
+        state = parts.state
         # The update is complete. From here to the next batch the run can be saved, stopped or resumed.
         state.updates += 1
         state.updates_in_epoch += 1
@@ -208,8 +208,8 @@ class Step:
         state.samples += update.samples
         state.items += 0 if update.items is None else update.items[1]
         state.skipped_updates += is_skipped
-        context.history.updates_done += 1
-        if context.callbacks.acts_at["on_optimizer_step_end"]:
+        parts.history.updates_done += 1
+        if parts.callbacks.acts_at["on_optimizer_step_end"]:
             emitter.emit("on_optimizer_step_end")
 
     def applying(self) -> list[Call]:
@@ -219,17 +219,17 @@ class Step:
 
     def clip(self) -> None:
         """Clip the complete gradient according to the settings. Does not wait for the device."""
-        settings = self.context.settings
+        settings = self.context.asked.settings
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
         elif settings.gradient_clip_norm is not None:
-            self.context.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
+            self.reports.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
 
     def clip_norm(self, limit: Any) -> torch.Tensor:
         """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""
         if not isinstance(limit, (Mapping, list, tuple)):
             return clip_norm(self.parameters(), limit)
-        optimizers = getattr(self.context.optimizer, "optimizer", self.context.optimizer)
+        optimizers = getattr(self.parts.optimizer, "optimizer", self.parts.optimizer)
         norms = [
             clip_norm([each for group in optimizers[name].param_groups for each in group["params"]], most)
             for name, most in (limit.items() if isinstance(limit, Mapping) else enumerate(limit))
@@ -244,15 +244,14 @@ class Step:
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the optimizer; if the user steps others instead, all that they may train."""
-        context = self.context
         # The optimizer's groups are asked each time, because a callback may add parameters to them, as unfreezing does.
-        if context.optimizer is None:
-            trained = [parameter for parameter in context.model.parameters() if parameter.requires_grad]
-            return [*trained, *trained_outside(context.holder, held_parts(context.holder)).values()]
-        return [parameter for group in context.optimizer.param_groups for parameter in group["params"]]
+        if self.parts.optimizer is None:
+            trained = [parameter for parameter in self.parts.model.parameters() if parameter.requires_grad]
+            return [*trained, *trained_outside(self.context.holder, held_parts(self.context.holder)).values()]
+        return [parameter for group in self.parts.optimizer.param_groups for parameter in group["params"]]
 
     def record(self, history: Any) -> None:
         """Record the metrics of an epoch that only the step knows."""
-        if self.context.settings.gradient_clip_norm is not None:
-            history.update_metric("gradient_norm", self.context.gradient_norms.average)
-            self.context.gradient_norms.reset()
+        if self.context.asked.settings.gradient_clip_norm is not None:
+            history.update_metric("gradient_norm", self.reports.gradient_norms.average)
+            self.reports.gradient_norms.reset()

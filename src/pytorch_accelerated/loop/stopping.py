@@ -13,7 +13,7 @@ from typing import Any
 from pytorch_accelerated.data.updates import Round
 from pytorch_accelerated.errors import HookOutputError, NonFiniteLossError, StopTrainingError
 from pytorch_accelerated.facts.error_notes import note_failure
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Asked, Control, Parts
 from pytorch_accelerated.ranks.signals import SignalWatch
 from pytorch_accelerated.record.step_records import Pace
 
@@ -27,28 +27,35 @@ class Emitter:
     """Calls the user's code: callbacks and hooks. A request to stop is deferred until all ranks can stop together.
 
     Args:
-        context: has the trainer and its callbacks.
+        trainer: whom callbacks are told about.
+        parts: of the call. They have the callbacks.
 
     Attributes:
         wish: the first deferred request to stop; None if there is none.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, trainer: Any, parts: Parts) -> None:
         self.wish: StopTrainingError | None = None
-        self._context = context
+        self._trainer = trainer
+        self._parts = parts
 
     def emit(self, event: str, **kwargs: Any) -> None:
         """Call the callbacks that handle `event`. A request to stop is deferred."""
-        callbacks = self._context.callbacks
+        callbacks = self._parts.callbacks
         try:
             if callbacks.acts_at[event]:
-                callbacks.call_event(event, self._context.trainer, **kwargs)
+                callbacks.call_event(event, self._trainer, **kwargs)
         except StopTrainingError as wish:
             self.wish = self.wish or wish
 
+    def announce(self, hook: Callable[[], Any], event: str, **kwargs: Any) -> None:
+        """Call `hook`, then the callbacks that handle `event`. A request to stop is deferred."""
+        self.defer(hook)
+        self.emit(event, **kwargs)
+
     def emit_at_once(self, event: str, **kwargs: Any) -> None:
         """Call the callbacks that handle `event`. A request to stop is raised: all ranks must emit this event."""
-        self._context.callbacks.call_event(event, self._context.trainer, **kwargs)
+        self._parts.callbacks.call_event(event, self._trainer, **kwargs)
 
     def defer(self, hook: Callable[..., Any], *args: Any) -> None:
         """Call `hook`. A request to stop is deferred."""
@@ -70,8 +77,8 @@ class Emitter:
             HookOutputError: for a request to stop on one of several ranks, while the others wait for what the hook
                 returns: gradients, or what their callbacks gather.
         """
-        context, name = self._context, getattr(hook, "__name__", str(hook))
-        state, ranks = context.state, context.ranks
+        parts, name = self._parts, getattr(hook, "__name__", str(hook))
+        state, ranks = parts.state, parts.ranks
         if isinstance(error, StopTrainingError):
             if ranks.count == 1:
                 return
@@ -86,7 +93,7 @@ class Emitter:
             error,
             hook=name,
             batch=batch,
-            position=f"epoch {context.history.current_epoch}, {position}",
+            position=f"epoch {parts.history.current_epoch}, {position}",
             rank=ranks.index,
             ranks=ranks.count,
         )
@@ -96,7 +103,9 @@ class Stopping:
     """Collects the reasons to stop on this rank, and makes all ranks agree on them.
 
     Args:
-        context: of the run. It has the deferred requests to stop, the failures of background saves, and the time limit.
+        asked: has the time limit.
+        parts: of the call.
+        control: has the deferred requests to stop, and the failures of background saves.
 
     Attributes:
         signals: the signals that this process received.
@@ -105,12 +114,12 @@ class Stopping:
         failure: what will be raised once the run has ended, because a loss or parameter is not finite; else None.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, asked: Asked, parts: Parts, control: Control) -> None:
         self.signals = SignalWatch()
         self.began = time.monotonic()
         self.startup_seconds: float | None = None
         self.failure: NonFiniteLossError | None = None
-        self._context = context
+        self._asked, self._parts, self._control = asked, parts, control
         self._pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         self._deadline: float | None = None
         self._finishes_passes = False  # in passes that no resumed run would repeat
@@ -118,7 +127,7 @@ class Stopping:
     def end_startup(self) -> None:
         """Start the clock of `max_duration`, if it isn't running: the first update of the call is complete."""
         if self.startup_seconds is None:
-            now, seconds = time.monotonic(), self._context.settings.max_seconds
+            now, seconds = time.monotonic(), self._asked.settings.max_seconds
             self.startup_seconds = now - self.began
             self._deadline = None if seconds is None else now + seconds
 
@@ -128,26 +137,26 @@ class Stopping:
 
     def stop_if_asked(self) -> None:
         """Raise `StopTrainingError` on all ranks if any of them has a reason to stop. Must be called by all ranks."""
-        emitter, ranks = self._context.emitter, self._context.ranks
+        emitter, ranks = self._control.emitter, self._parts.ranks
         if self._deadline is not None and time.monotonic() >= self._deadline and ranks.is_first:
-            duration = self._context.settings.max_duration
+            duration = self._asked.settings.max_duration
             emitter.wish = emitter.wish or StopTrainingError(f"`max_duration` ({duration}) is over.")
-        is_asked = emitter.wish is not None or self.signals.number or self._context.saves.writer.failure is not None
+        is_asked = emitter.wish is not None or self.signals.number or self._control.saves.writer.failure is not None
         if self._finishes_passes or (ranks.count == 1 and not is_asked):
             return
-        if self._agree(self._pace, self._context.state.updates, emitter.wish is not None):
+        if self._agree(self._pace, self._parts.state.updates, emitter.wish is not None):
             wish, emitter.wish = emitter.wish, None
             reasons = ranks.exchange("" if wish is None else str(wish))
             raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
 
     def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
         """Whether any rank wants to stop or received a signal, after `done` updates or rounds."""
-        has_failed = self._context.saves.writer.failure is not None
+        has_failed = self._control.saves.writer.failure is not None
         numbers = [pace.proposal(done), wants_to_stop, has_failed, self.signals.number]
-        proposals, wishes, failures, signals = zip(*self._context.ranks.exchange_numbers(numbers), strict=True)
+        proposals, wishes, failures, signals = zip(*self._parts.ranks.exchange_numbers(numbers), strict=True)
         pace.go_on(done, between=proposals[0])
         if any(failures):
-            self._context.saves.finish()  # warns, or raises the failure on all ranks
+            self._control.saves.finish()  # warns, or raises the failure on all ranks
         return self.signals.agree(signals) or any(wishes)
 
     def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:
@@ -159,7 +168,7 @@ class Stopping:
         """
         pace = Pace(_SECONDS_BETWEEN_AGREEMENTS)
         for number, round_ in enumerate(rounds):
-            is_due = self.signals.number if self._context.ranks.count == 1 else pace.is_due(number)
+            is_due = self.signals.number if self._parts.ranks.count == 1 else pace.is_due(number)
             if is_due and not self._finishes_passes and self._agree(pace, number, False):
                 raise give_up(self.signals.reason)
             yield round_

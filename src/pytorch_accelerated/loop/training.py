@@ -63,8 +63,9 @@ class Training:
     way_to_give_workers = 'train_dataloader_kwargs={{"num_workers": {0}}}, or DataLoader(..., num_workers={0})'
 
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.requests = Requests(context.saves, self.evaluate_as_requested, self.write_state)
+        self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
+        self.reports = context.parts.reports
+        self.requests = Requests(self.control.saves, self.evaluate_as_requested, self.write_state)
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
         self.further_passes = 0
         self.all_agree_after_each_update = False
@@ -72,7 +73,8 @@ class Training:
         self._updates_before = 0
         self._trained: nn.Module | None = None
         self._updates_of_epoch: int | None = None
-        context.losses = LossTracker() if context.settings.nonfinite_policy is None else FiniteLossTracker()
+        guards = self.asked.settings.nonfinite_policy is not None
+        self.reports.losses = FiniteLossTracker() if guards else LossTracker()
 
     def make_step(self, *, steps_scheduler: bool) -> None:
         """Create the step, now that all of its parts exist.
@@ -84,21 +86,27 @@ class Training:
         own = own_hooks(context.trainer, _OWN_PARTS)
         self.step = self.kind_of_step()(context, own, steps_scheduler=steps_scheduler)
         if self.has_step_records:
-            updates = None if context.config is None else context.config.max_num_train_steps
-            every = context.settings.record_every_n_steps
-            context.recorder = StepRecorder(
-                context.history, context.losses, context.gradient_norms, context.ranks.device, every, updates
+            updates = None if self.parts.config is None else self.parts.config.max_num_train_steps
+            every = self.asked.settings.record_every_n_steps
+            reports, device = self.reports, self.parts.ranks.device
+            reports.recorder = StepRecorder(
+                self.parts.history,
+                reports.losses,
+                reports.gradient_norms,
+                device,
+                every,
+                updates,
             )
 
     def kind_of_step(self) -> type[Step]:
         """The kind of step that the run needs."""
-        if self.context.settings.nonfinite_policy is not None:
-            return GuardedStep if self.context.ranks.count == 1 else GuardedRankedStep
-        return Step if self.context.ranks.count == 1 else RankedStep
+        if self.asked.settings.nonfinite_policy is not None:
+            return GuardedStep if self.parts.ranks.count == 1 else GuardedRankedStep
+        return Step if self.parts.ranks.count == 1 else RankedStep
 
     def release(self) -> None:
         """Remove what training wrapped around the model, and drop the references to the last batch."""
-        self.context.release_model()
+        self.parts.release_model()
         if self.step is not None:
             self.step.release()
 
@@ -107,7 +115,7 @@ class Training:
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to train."""
-        state, settings = self.context.state, self.context.settings
+        state, settings = self.parts.state, self.asked.settings
         if settings.limit is not None:
             return state.phase is RunPhase.EPOCH_CLOSED and self.context.is_at_limit
         assert settings.num_epochs is not None
@@ -116,7 +124,7 @@ class Training:
     @property
     def data_epoch(self) -> int:
         """The epoch that determines the order of the samples: epochs of this run and of those that it continues."""
-        return self.context.epochs_before + self.context.state.epochs + self.further_passes
+        return self.asked.epochs_before + self.parts.state.epochs + self.further_passes
 
     def close(self, failure: NonFiniteLossError | None) -> NonFiniteLossError | None:
         """Write the requested states, complete the records, and wait for saves: no update follows.
@@ -127,7 +135,7 @@ class Training:
         Returns:
             That failure, or the one that a save has found.
         """
-        context, requests = self.context, self.requests
+        requests = self.requests
         requests.evaluation = requests.defers_saves = False
         if failure is not None:
             requests.forget()  # a broken model must not replace a good state
@@ -136,27 +144,27 @@ class Training:
             requests.write_states()
         except NonFiniteLossError as error:  # the parameters are
             failure = error
-        context.reports.finish_records()
-        context.saves.finish()
-        context.saves.saved_to = states[-1] if states and failure is None and not context.saves.failures else None
+        self.reports.finish_records()
+        self.control.saves.finish()
+        has_saved = states and failure is None and not self.control.saves.failures
+        self.control.saves.saved_to = states[-1] if has_saved else None
         return failure
 
     def start_part(self, hook: Callable[[], None], event: str) -> None:
         """Begin the run or an epoch of it: the hook, the event, and what they request."""
-        emitter, state = self.context.emitter, self.context.state
-        emitter.defer(hook)
-        emitter.emit(event)
+        state = self.parts.state
+        self.control.emitter.announce(hook, event)
         # One within an epoch is repeated after the start of the epoch, at which callbacks prepare for it.
         is_too_early = event == "on_training_run_start" and state.phase is RunPhase.TRAINING
         self.requests.act(state, repeats=not is_too_early)
-        self.context.stopping.stop_if_asked()
+        self.control.stopping.stop_if_asked()
 
     def close_part(self, phase: RunPhase) -> None:
         """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
-        self.context.state.phase = phase
-        self.context.stopping.end_startup()  # here, too, for loops of the user's own
-        self.requests.act(self.context.state)
-        self.context.stopping.stop_if_asked()
+        self.parts.state.phase = phase
+        self.control.stopping.end_startup()  # here, too, for loops of the user's own
+        self.requests.act(self.parts.state)
+        self.control.stopping.stop_if_asked()
 
     # ------------------------------------------------------------------------------------------------ parts of an epoch
 
@@ -169,13 +177,13 @@ class Training:
         Raises:
             StopTrainingError: if the run has no update left.
         """
-        state = self.context.state
+        state = self.parts.state
         if state.phase is RunPhase.TRAINING:
             return
         if self.context.is_at_limit:
             raise StopTrainingError(f"The {state.updates} updates of the run are done.")
         if state.phase is not RunPhase.EPOCH_CLOSED:
-            if self.context.history.current_epoch > self.context.epoch_clock.epoch:
+            if self.parts.history.current_epoch > self.reports.epoch_clock.epoch:
                 state.finish_epoch()
             else:
                 self.further_passes += 1
@@ -183,62 +191,62 @@ class Training:
 
     def watching_for_anomalies(self) -> contextlib.AbstractContextManager[Any]:
         """Context for a training pass: if the run asks for that, the first NaN in a backward pass is an error."""
-        is_asked = self.context.settings.detect_anomaly
+        is_asked = self.asked.settings.detect_anomaly
         return torch.autograd.set_detect_anomaly(True) if is_asked else contextlib.nullcontext()
 
     def set_epoch(self) -> None:
         """Tell the loader the epoch. In a loop of the user's own, a subclass may iterate over it itself."""
-        loader = self.context.loaders.train
+        loader = self.parts.loaders.train
         if isinstance(loader, RunLoader):
             loader.set_epoch(self.data_epoch)
 
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and agree how often the ranks agree."""
-        context, state = self.context, self.context.state
-        context.states.cut, state.is_cut = None, False
-        self.all_agree_after_each_update = context.ranks.count > 1 and context.ranks.any(self.may_stop_in_update())
-        context.epoch_clock = EpochClock(context.history.current_epoch)
-        if context.recorder is not None:
+        state, ranks = self.parts.state, self.parts.ranks
+        self.control.states.cut, state.is_cut = None, False
+        self.all_agree_after_each_update = ranks.count > 1 and ranks.any(self.may_stop_in_update())
+        self.reports.epoch_clock = EpochClock(self.parts.history.current_epoch)
+        if self.reports.recorder is not None:
             updates = state.updates - state.updates_in_epoch % UPDATES_BETWEEN_READINGS
-            context.recorder.start_epoch(updates, state.samples_in_epoch, context.epoch_clock)
-            self._updates_between_looks = math.gcd(context.recorder.interval, UPDATES_BETWEEN_READINGS)
+            self.reports.recorder.start_epoch(updates, state.samples_in_epoch, self.reports.epoch_clock)
+            self._updates_between_looks = math.gcd(self.reports.recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or a hook of the user on this rank may ask to stop within an update."""
-        context = self.context
-        return bool(own_hooks(context.trainer, _HOOKS_OF_UPDATE)) or context.callbacks.ranks_agree_after_each_update()
+        has_own = bool(own_hooks(self.context.trainer, _HOOKS_OF_UPDATE))
+        return has_own or self.parts.callbacks.ranks_agree_after_each_update()
 
     def batches(self, loader: Any) -> Iterator[MicroBatch]:
         """The batches of the current epoch that are left, update by update."""
-        context, state = self.context, self.context.state
+        context, state = self.context, self.parts.state
         # A callback may have replaced the loader, or limited it, at the start of the epoch.
-        loader = distributed(context, loader, context.loaders.train_kwargs)
+        loader = distributed(context, loader, self.parts.loaders.train_kwargs)
         loader.set_epoch(self.data_epoch)
-        if context.left_out:
-            loader.leave_out(context.left_out)
-        if context.plan is not None:
-            context.plan = dataclasses.replace(context.plan, loader=loader)
-        context.epoch_clock.watch(loader)
+        if self.asked.left_out:
+            loader.leave_out(self.asked.left_out)
+        if self.asked.plan is not None:
+            self.asked.plan = dataclasses.replace(self.asked.plan, loader=loader)
+        self.reports.epoch_clock.watch(loader)
         self._updates_before, self._updates_of_epoch = state.updates, loader.count_updates()
-        counter = counter_for(context, loader, "calculate_train_batch_loss")
+        counter = counter_for(context.trainer, self.asked, loader, "calculate_train_batch_loss")
         batches = loader.batches(start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=counter)
         self._note_modes()
-        return batches if context.settings.limit is None else self._up_to_limit(batches)
+        return batches if self.asked.settings.limit is None else self._up_to_limit(batches)
 
     def _note_modes(self) -> None:
         """Note which modules are in evaluation mode while the pass begins: the user keeps them there."""
-        module = bare_model(self.context.model)
+        module = bare_model(self.parts.model)
         is_trained = self.keeps_modes and isinstance(module, nn.Module) and module.training
         self._trained = module if is_trained else None
         self._in_evaluation = [part for part in module.modules() if not part.training] if is_trained else []
 
     def _train_again(self) -> None:
         """Restore the modes that the model had when the pass began: a callback has forgotten to."""
-        self.context.model.train()
+        self.parts.model.train()
         for part in self._in_evaluation:
             part.training = False
         warn_user(
-            self.context.ranks,
+            self.parts.ranks,
             "A callback or hook has left the model in evaluation mode within an epoch of training: its modules have "
             "the modes again that they had when the epoch began. Call `model.train()` after an evaluation of your own, "
             "or let the trainer evaluate: `trainer.request_evaluation()`.",
@@ -248,7 +256,7 @@ class Training:
         """The batches of the updates until the run is at its limit. Nothing is read after that."""
         is_in_update = False
         while (is_in_update or not self.context.is_at_limit) and (batch := next(batches, None)) is not None:
-            if batch.update.items is None and self.context.settings.max_tokens is not None:
+            if batch.update.items is None and self.asked.settings.max_tokens is not None:
                 raise ConfigurationError(
                     "`max_tokens` was given, but nothing counts the tokens of a batch. Override `count_batch_items` in "
                     "a subclass, which returns those that count in its loss, or give `max_samples`."
@@ -260,28 +268,28 @@ class Training:
         """Read losses, serve requests, and stop if asked: between two updates, where everything is consistent."""
         if self._trained is not None and not self._trained.training:
             self._train_again()
-        context, requests = self.context, self.requests
-        state, stopping = context.state, context.stopping
+        requests = self.requests
+        state, stopping = self.parts.state, self.control.stopping
         if stopping.startup_seconds is None:
             stopping.end_startup()
         if state.updates_in_epoch % self._updates_between_looks == 0:
             self._look_at_losses()
         if requests.evaluation or requests.states:
             # A state must not be saved behind a loss that nobody has looked at.
-            context.losses.look_for_non_finite()
-            context.reports.report(context.losses)
-            with context.epoch_clock.paused():
+            self.reports.losses.look_for_non_finite()
+            self.reports.report(self.reports.losses)
+            with self.reports.epoch_clock.paused():
                 requests.act(state)
         # A single process knows whether it is asked to stop. Several must exchange a message, which costs as much as a
         # small update: after each one only if a callback may stop the run there, else about once a second.
-        if context.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
+        if self.parts.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
             stopping.stop_if_asked()
 
     def _look_at_losses(self) -> None:
         """End a step record if one is due, and read losses if that is due."""
-        context, state, recorder = self.context, self.context.state, self.context.recorder
+        state, recorder = self.parts.state, self.reports.recorder
         if recorder is not None and state.updates_in_epoch % recorder.interval == 0:
-            recorder.mark(state.samples_in_epoch, context.parameter_groups)
+            recorder.mark(state.samples_in_epoch, self.parts.parameter_groups)
         if state.updates_in_epoch % UPDATES_BETWEEN_READINGS == 0:
             self._read_losses()
             if recorder is not None:
@@ -289,9 +297,9 @@ class Training:
                 self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def _read_losses(self) -> None:
-        self.context.losses.read()
-        self.context.gradient_norms.read()
-        self.context.reports.report(self.context.losses)
+        self.reports.losses.read()
+        self.reports.gradient_norms.read()
+        self.reports.report(self.reports.losses)
 
     def finish_epoch(self, loader: Any) -> None:
         """Read the remaining losses and the time of the epoch.
@@ -300,31 +308,31 @@ class Training:
             DataError: if the epoch had no update.
         """
         context = self.context
-        if context.state.updates_in_epoch == 0:
+        if self.parts.state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
         if self.ends_before_data:
             # The epoch may be resumed. Means of losses and metrics must continue then, so they are kept before this end
             # of the pass records and resets them.
-            context.reports.complete_records()
-            context.states.cut = moment_of(context, is_cut=True)
+            self.reports.complete_records()
+            self.control.states.cut = moment_of(context, is_cut=True)
         else:
-            context.mode.eval()  # a cut epoch may be resumed, with the very same weights
-        trained = context.state.updates > self._updates_before  # else it was resumed at its end
-        if trained and context.prepared is not None and (complaint := context.prepared.complaint()):
-            warn_user(context.ranks, complaint)
-        context.history.add_timing(context.epoch_clock.read())
+            self.parts.mode.eval()  # a cut epoch may be resumed, with the very same weights
+        trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
+        if trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):
+            warn_user(self.parts.ranks, complaint)
+        self.parts.history.add_timing(self.reports.epoch_clock.read())
         self._advise_on_workers()
-        context.reports.mark_rest()
+        self.reports.mark_rest()
         self._read_losses()
 
     def _advise_on_workers(self) -> None:
         """Say after the first epoch how many workers to give, if the run waited for data that workers could read."""
         context = self.context
-        (timing, *later), loader = context.history.timings, context.loaders.train
+        (timing, *later), loader = self.parts.history.timings, self.parts.loaders.train
         # In memory there is nothing to wait for, and a stream may be read once by each of its workers.
         if later or not isinstance(loader, PlannedLoader) or loader.is_vectorised:
             return
-        workers = timing.workers_to_give(usable_processors() // context.ranks.count_on_node)
+        workers = timing.workers_to_give(usable_processors() // self.parts.ranks.count_on_node)
         if workers:
             waited = f"Waited for data {timing.data_wait_share:.0%} of the time in epoch {timing.epoch}"
             context.print(f"{waited}. Workers would read it meanwhile: {self.way_to_give_workers.format(workers)}")
@@ -334,7 +342,7 @@ class Training:
         """Whether a limit ends the epoch before its data does; of a stream, whose end is unknown, whenever one does."""
         if self._updates_of_epoch is None:
             return self.context.is_at_limit
-        return self.context.state.updates_in_epoch < self._updates_of_epoch
+        return self.parts.state.updates_in_epoch < self._updates_of_epoch
 
     def refuse_empty_epoch(self, loader: Any) -> None:
         """Raise an error for training data without a batch."""
@@ -343,18 +351,18 @@ class Training:
     def step_scheduler_after_epoch(self) -> None:
         """Step schedulers that count epochs, or watch a metric."""
         context = self.context
-        if isinstance(context.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            latest = WatchedMetric(context.settings.scheduler_metric).latest(context.history, context.ranks)
+        if isinstance(self.parts.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            latest = WatchedMetric(self.asked.settings.scheduler_metric).latest(self.parts.history, self.parts.ranks)
             if latest is not None:
-                context.scheduler.step(latest)
-        elif context.settings.step_scheduler == "epoch":
+                self.parts.scheduler.step(latest)
+        elif self.asked.settings.step_scheduler == "epoch":
             context.trainer.scheduler_step()
 
     # ---------------------------------------------------------------------------------------- evaluations and states
 
     def evaluate_as_requested(self) -> None:
         """Evaluate within a training epoch."""
-        if self.context.loaders.eval is None:
+        if self.parts.loaders.eval is None:
             raise ConfigurationError(
                 "An evaluation was requested, but there is no evaluation dataset. Pass `eval_dataset` to `train`."
             )
@@ -362,27 +370,27 @@ class Training:
 
     def evaluate(self, **kwargs: Any) -> None:
         """Evaluate each set, with `kwargs` for the trainer's `_run_eval_epoch`."""
-        self.context.evaluation_sets.evaluate(**kwargs)
+        self.control.evaluation_sets.evaluate(**kwargs)
 
     def write_state(self, folder: Any, extra: dict[str, Any], background: bool) -> None:
         """Write a training state that was requested."""
-        self.context.states.write(folder, extra, background)
+        self.control.states.write(folder, extra, background)
 
     def go_back_to(self, state: Any) -> None:
         """Return the run to where it was when `state` was written."""
         self.requests.forget()
-        self.context.states.load(state)
+        self.control.states.load(state)
 
     def describe_resumption(self) -> str:
         """Where the run goes on; that nothing is left to train, if it was resumed from its end."""
         context = self.context
-        position = context.state.position
+        position = self.parts.state.position
         if not (self.is_complete or context.is_at_limit):
-            return f"Resuming from {context.resumed_from}: epoch {context.history.current_epoch}, {position}"
-        end = f"{context.resumed_from} is the end of the run, {position}"
+            return f"Resuming from {self.asked.resumed_from}: epoch {self.parts.history.current_epoch}, {position}"
+        end = f"{self.asked.resumed_from} is the end of the run, {position}"
         return f"Nothing is left to train: {end}. Raise `{self.name_of_limit}`"
 
     @property
     def name_of_limit(self) -> str:
         """The argument that ends the run."""
-        return self.context.settings.limit or "num_epochs"
+        return self.asked.settings.limit or "num_epochs"

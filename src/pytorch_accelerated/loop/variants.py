@@ -37,7 +37,7 @@ class RankedStep(Step):
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
-        self.uneven = context.uneven
+        self.uneven = context.parts.uneven
         held = held_parts(context.holder)
         self._outside = trained_outside(context.holder, held)
         self._averaged: Update | None = None
@@ -60,8 +60,8 @@ class RankedStep(Step):
         else:
             super().add(micro_batch)
         # The backward pass exchanges gradients. The host of a GPU does not wait for that.
-        if micro_batch.is_last and self.context.ranks.device.type == "cpu":
-            self.context.epoch_clock.meeting_seconds += time.perf_counter() - self.backward_began
+        if micro_batch.is_last and self.parts.ranks.device.type == "cpu":
+            self.parts.reports.epoch_clock.meeting_seconds += time.perf_counter() - self.backward_began
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update; that of a borrowed batch adds nothing."""
@@ -73,7 +73,7 @@ class RankedStep(Step):
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch, together with the ranks that have none: they answer its `gather`."""
-        emit, micro_batch = self.context.emitter.emit, self.micro_batch
+        emit, micro_batch = self.context.control.emitter.emit, self.micro_batch
         if micro_batch.has_empty_rank:
             self.uneven.take_part(lambda: emit(event, **kwargs), is_idle=micro_batch.is_borrowed)
         else:
@@ -105,7 +105,7 @@ class RankedStep(Step):
     @torch.no_grad()
     def _average(self, parameters: Collection[torch.Tensor]) -> None:
         """Replace gradients by their means over the ranks, where one without a gradient counts as 0."""
-        ranks = self.context.ranks
+        ranks = self.parts.ranks
         for kind in dict.fromkeys((each.dtype, each.device) for each in parameters):
             alike = [each for each in parameters if (each.dtype, each.device) == kind]
             own = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in alike]

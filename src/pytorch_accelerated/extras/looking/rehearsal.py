@@ -50,14 +50,14 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
             if hasattr(callback, "state_dict"):
                 before.call(callback.load_state_dict, copy.deepcopy(callback.state_dict()))
             before.object(callback)
-        if is_replicated(trainer.run_context.accelerator) and not has_shards(trainer.get_model()):
+        if is_replicated(trainer.run_context.parts.accelerator) and not has_shards(trainer.get_model()):
             _keep_in_memory(before, trainer)
         else:
             _keep_on_disk(before, trainer, place)
         before.object(trainer)
         history, handler = _copied(trainer.run_history), CallbackHandler(callbacks, custom_events=trainer.custom_events)
         # Calls of the rehearsal continue this context, and the trainer's is as before in the end.
-        trainer.run_context = dataclasses.replace(trainer.run_context, history=history, callbacks=handler)
+        trainer.run_context = trainer.run_context.copied(history=history, callbacks=handler)
         with own_generators_kept():
             yield
 
@@ -79,11 +79,11 @@ def arguments_of_last_run(trainer: Trainer, *, needed_by: str) -> dict[str, Any]
     Raises:
         ConfigurationError: if it has not trained in this process.
     """
-    if trainer.run_context.last_training is None:
+    if trainer.run_context.asked.last_training is None:
         raise ConfigurationError(
             f"This trainer has not trained, so `{needed_by}` does not know the run. Pass the arguments of `train`, too."
         )
-    settings, arguments = trainer.run_context.last_training
+    settings, arguments = trainer.run_context.asked.last_training
     return {**arguments, **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}}
 
 
@@ -100,7 +100,7 @@ def find_plan(
     Raises:
         ConfigurationError: if there was no run, or if the seed of the one that is described is not known.
     """
-    last: RunPlan | None = trainer.run_context.plan
+    last: RunPlan | None = trainer.run_context.asked.plan
     if train_dataset is None:
         if last is None or train_arguments or num_epochs is not None:
             raise ConfigurationError(
@@ -108,8 +108,8 @@ def find_plan(
                 f"{'is none' if last is None else 'is one'}. Pass all arguments that `train` gets."
             )
         return last
-    refuse_within_a_run(trainer.run_context, method, "Leave the arguments of `train` out, for the current run.")
-    given = trainer.run_context.given
+    refuse_within_a_run(trainer.run_context.control, method, "Leave the arguments of `train` out, for the current run.")
+    given = trainer.run_context.asked.given
     if given.seed is None and last is not None:
         given = dataclasses.replace(given, seed=last.seed)
     if given.seed is None and train_arguments.get("resume_from") is None:
@@ -119,9 +119,9 @@ def find_plan(
         )
     limits = [callback for callback in trainer.callback_handler if isinstance(callback, LimitBatchesCallback)]
     with rehearsal(trainer, [*preparing(trainer.callback_handler), *limits, _StopsAtOnce()]):
-        trainer.run_context.given = given
+        trainer.run_context.asked.given = given
         trainer.train(train_dataset, num_epochs, **train_arguments)
-        plan = trainer.run_context.plan
+        plan = trainer.run_context.asked.plan
     assert plan is not None
     return plan
 
@@ -148,7 +148,7 @@ def _keep_in_memory(before: Kept, trainer: Trainer) -> None:
                 before.object(one)  # schedulers replace its method `step`; groups may have been added
         elif part is not None:
             before.object(part)
-    scaler = trainer.run_context.accelerator.scaler
+    scaler = trainer.run_context.parts.accelerator.scaler
     if scaler is not None:
         before.call(scaler.load_state_dict, copy.deepcopy(scaler.state_dict()))
 
@@ -156,7 +156,7 @@ def _keep_in_memory(before: Kept, trainer: Trainer) -> None:
 def _keep_on_disk(before: Kept, trainer: Trainer, place: Path | None) -> None:
     """Keep the parts that are sharded during a run, in the form that any number of shards can load."""
     context = trainer.run_context
-    ranks = context.ranks
+    ranks = context.parts.ranks
     folder = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".rehearsal-", dir=place)))
     if ranks.is_first:
         before.call(functools.partial(shutil.rmtree, folder, ignore_errors=True))
@@ -164,7 +164,7 @@ def _keep_on_disk(before: Kept, trainer: Trainer, place: Path | None) -> None:
     before.modes(trainer.get_model())
     save_run(context, folder / "before", {})
     # History and counts were not touched, and need no loading.
-    copied = dataclasses.replace(context, history=_copied(context.history))
+    copied = context.copied(history=_copied(context.parts.history))
     before.call(functools.partial(load_run, restores_position=False), copied, folder / "before")
 
 

@@ -154,7 +154,7 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
     run = trainer.run_context
     if isinstance(update, bool) or not isinstance(update, int) or update < 1:
         raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
-    found = run.ranks.do_on_first(lambda: states_in(Path(states)))
+    found = run.parts.ranks.do_on_first(lambda: states_in(Path(states)))
     found.sort(key=lambda each: each[1]["updates"])
     before = [folder for folder, facts in found if facts["updates"] < update]
     if before:
