@@ -425,11 +425,11 @@ class Trainer(TrainerHooks):
         save_checkpoint(
             save_path,
             self.get_model(),
-            context.optimizer if save_optimizer else None,
-            context.scheduler if save_scheduler else None,
+            context.parts.optimizer if save_optimizer else None,
+            context.parts.scheduler if save_scheduler else None,
             checkpoint_kwargs or {},
-            ranks=context.ranks,
-            mode=context.mode,
+            ranks=context.parts.ranks,
+            mode=context.parts.mode,
             per_node=save_per_node,
         )
 
@@ -452,9 +452,9 @@ class Trainer(TrainerHooks):
                 changed.
         """
         context = self.run_context
-        scheduler = context.scheduler if load_scheduler else None
+        scheduler = context.parts.scheduler if load_scheduler else None
         return load_checkpoint(
-            checkpoint_path, self.get_model(), context.optimizer, scheduler, loads_optimizer=load_optimizer
+            checkpoint_path, self.get_model(), context.parts.optimizer, scheduler, loads_optimizer=load_optimizer
         )
 
     def save_training_state(
