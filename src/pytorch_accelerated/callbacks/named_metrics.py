@@ -311,15 +311,8 @@ class Numbers:
         wide = widest_float(outputs.device)
         predicted, truth = (each.reshape(len(outputs), -1).to(wide) for each in (outputs, targets))
         errors, mean = predicted - truth, truth.mean(0)
-        self.merge(
-            {
-                "rows": len(outputs),
-                "columns": torch.stack(
-                    [errors.abs().sum(0), errors.square().sum(0), mean, (truth - mean).square().sum(0)]
-                ),
-            },
-            outputs.device,
-        )
+        columns = [errors.abs().sum(0), errors.square().sum(0), mean, (truth - mean).square().sum(0)]
+        self.merge({"rows": len(outputs), "columns": torch.stack(columns)}, outputs.device)
 
     def merge(self, other: Mapping[str, Any], device: torch.device) -> None:
         """Add what `state` of another one returned."""

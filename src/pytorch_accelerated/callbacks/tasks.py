@@ -137,14 +137,12 @@ def kind_of_task(
     asked = asked or Asked()
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:
         raise _no_task(outputs, targets, "they are no tensors with a row for each sample")
-    known = _of_loss(loss_func)
-    kind, scores = known or (None, "unsure")
-    scores = asked.scores or scores
+    kind, of_loss = _of_loss(loss_func) or (None, "unsure")
+    scores = (asked.scores or of_loss) if outputs.is_floating_point() else "classes"
     ignored = getattr(loss_func, "ignore_index", _IGNORED) if asked.ignore_index is None else asked.ignore_index
-    if not outputs.is_floating_point():
-        scores = "classes"
     if asked.task == "regression" or numbers or (kind == "regression" and asked.task is None):
-        if not numbers and asked.task is None and not _are_numbers(outputs, targets):
+        are_numbers = targets.is_floating_point() and outputs.numel() == targets.numel()
+        if not numbers and asked.task is None and not are_numbers:
             raise _no_task(outputs, targets, f"{_name_of(loss_func)} is for numbers of one shape")
         if _without_last(outputs, targets)[0].numel() != targets.numel():
             raise _no_task(outputs, targets, "numbers need equal shapes")
@@ -159,12 +157,13 @@ def kind_of_task(
         readings = [each for each in readings if each.dim in (dim, None)] or readings[:0]
     if len(readings) != 1:
         raise _no_task(outputs, targets, *(f"{each.words} (`{_how_to_ask(each, readings)}`)" for each in readings))
-    scores = "logits" if scores == "numbers" else scores
-    task = dataclasses.replace(readings[0], scores=scores, ignored=ignored)
-    is_of_both = (
-        task.classes == 2 and task.kind == "binary" and (asked.task == "multiclass" or asked.average is not None)
+    task = dataclasses.replace(readings[0], scores="logits" if scores == "numbers" else scores, ignored=ignored)
+    is_of_both = asked.task == "multiclass" or asked.average is not None  # of two classes, each counts
+    return (
+        dataclasses.replace(task, kind="multiclass")
+        if (task.kind, task.classes) == ("binary", 2) and is_of_both
+        else task
     )
-    return dataclasses.replace(task, kind="multiclass") if is_of_both else task
 
 
 def predicts_next(model: Any) -> bool | None:
@@ -199,10 +198,6 @@ def _name_of(loss_func: Any) -> str:
     return str(getattr(loss_func, "__name__", type(loss_func).__name__))
 
 
-def _are_numbers(outputs: torch.Tensor, targets: torch.Tensor) -> bool:
-    return targets.is_floating_point() and outputs.numel() == targets.numel()
-
-
 def _without_last(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both without a last dimension of 1, which one of them may have and the other not."""
     if outputs.ndim > 1 and outputs.shape[-1] == 1 and outputs.ndim != targets.ndim:
@@ -212,30 +207,22 @@ def _without_last(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
 
 def _readings(kind: str | None, outputs: torch.Tensor, targets: torch.Tensor) -> list[Task]:
     """What outputs and targets of such shapes can be, for a loss of that kind."""
-    readings: list[Task] = []
-    is_same = outputs.numel() == targets.numel() and outputs.shape[:1] == targets.shape[:1]
-    if not is_same and not targets.is_floating_point():
-        dims = [1] if kind == "multiclass" else sorted({1, outputs.ndim - 1} - {0})
-        for dim in dims:
-            if outputs.ndim > 1 and (*outputs.shape[:dim], *outputs.shape[dim + 1 :]) == tuple(targets.shape):
-                readings.append(_of_classes(outputs, dim))
-        return readings
-    if not is_same:
-        return readings
+    has_dims, width = outputs.ndim > 1, outputs.shape[1] if outputs.ndim > 1 else 1
+    if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1]:
+        if targets.is_floating_point() or not has_dims:
+            return []
+        dims = [1] if kind == "multiclass" else sorted({1, outputs.ndim - 1})
+        without = {dim: (*outputs.shape[:dim], *outputs.shape[dim + 1 :]) for dim in dims}
+        return [_of_classes(outputs, dim) for dim in dims if without[dim] == tuple(targets.shape)]
     if kind == "multiclass":
-        if outputs.ndim > 1 and outputs.shape == targets.shape and outputs.shape[1] > 1:
-            readings.append(_of_classes(outputs, 1))  # one-hot, or shares of classes
-        elif outputs.ndim > 1 and outputs.shape[1] == 1 and not targets.is_floating_point():
-            readings.append(_of_classes(outputs, 1))
-        return readings
-    width = outputs.shape[1] if outputs.ndim > 1 else 1
+        is_one_hot = width > 1 and outputs.shape == targets.shape  # or has shares of classes
+        is_one_score = has_dims and width == 1 and not targets.is_floating_point()
+        return [_of_classes(outputs, 1)] if is_one_hot or is_one_score else []
     if width == 1 or outputs.numel() == len(outputs):
         return [Task("binary")]
     if outputs.ndim == 2:
-        readings.append(Task("labels", width, 1))
-        if kind is None and targets.is_floating_point():
-            readings.append(_of_classes(outputs, 1))
-        return readings
+        of_classes = [_of_classes(outputs, 1)] if kind is None and targets.is_floating_point() else []
+        return [Task("labels", width, 1), *of_classes]
     # Maps have their labels first; of sequences, they may be last.
     last = [Task("labels", outputs.shape[2], 2)] if outputs.ndim == 3 else []
     return [Task("binary"), Task("labels", width, 1), *last]

@@ -217,6 +217,8 @@ class LossTracker:
 def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers, Numbers]:
     """Losses and weights as float64, in one transfer. This is exact: double precision includes every loss dtype."""
     device = next((value.device for value in (*losses, *weights) if isinstance(value, torch.Tensor)), None)
+    if device is None:  # there is nothing to read, as for the gradient norms of a run that doesn't clip
+        return np.array(losses, dtype=np.float64), np.array(weights, dtype=np.float64)
     rows = [_stack(losses, device)]
     if any(isinstance(weight, torch.Tensor) for weight in weights):
         rows.append(_stack(weights, device))
@@ -229,8 +231,8 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _stack(values: Sequence[Any], device: torch.device | None) -> torch.Tensor:
-    dtype = torch.float64 if device is None else widest_float(device)
+def _stack(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    dtype = widest_float(device)
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
     try:

@@ -96,9 +96,7 @@ def plot_runs(
             for name in panels[quantity]:
                 role = roles.index(role_and_quantity(name)[0])
                 # One colour for each role, or for each run, in all panels.
-                colour, line = f"C{role}", "-"
-                if len(runs) > 1:
-                    colour, line = f"C{number}", styles[roles[role]]
+                colour, line = (f"C{role}", "-") if len(runs) == 1 else (f"C{number}", styles[roles[role]])
                 label = name if len(runs) == 1 else f"{run.name}, {name}"
                 if name == _WITHIN_EPOCHS and run.steps:
                     _draw_steps(axes, run, axis, smoothing, colour=colour, label=label)
