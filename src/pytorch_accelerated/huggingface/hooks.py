@@ -1,12 +1,13 @@
-"""The parts of a trainer that scripts override: its loss, optimizer, schedule and loaders."""
+"""The parts of a trainer that scripts override: its step, loss, optimizer, schedule and loaders."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
 from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
+from pytorch_accelerated.ranks.accelerators import send_to_device
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine
@@ -54,7 +56,54 @@ class TrainerHooks:
     _signature_columns: list[str] | None = None  # found out when they are first needed
     _eval_dataloaders: dict[Any, Any]
 
-    # ----------------------------------------------------------------------------------------------- model and loss
+    # ---------------------------------------------------------------------------------------- step, model and loss
+
+    def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Add the gradients of one batch, and return its share of the loss of the update, detached.
+
+        The shares of all batches add up to that loss.
+
+        Args:
+            model: to call; wrapped if there are several processes.
+            inputs: the batch, on the device.
+            num_items_in_batch: labels of the whole update, if the loss takes their number.
+
+        Raises:
+            DataError: if the loss is not a single number, or has no gradient.
+        """
+        inputs, engine = self._prepare_inputs(inputs), self._engine
+        engine.is_in_step = True
+        try:
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        finally:
+            engine.is_in_step = False
+        knowledge.refuse_no_loss(loss, is_learnt_from=True)
+        share = engine.training.step.share_of_update(loss, num_items_in_batch)
+        engine.backward_step(share)
+        return share.detach()  # type: ignore[no-any-return]
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The batches of an update, and the number of their items over all processes, by which a loss is divided.
+
+        Override it to change the batches, to leave some out, or to count other items. Must be called by all ranks.
+
+        Args:
+            epoch_iterator: yields the batches of the update on this process.
+            num_batches: how many there are.
+            device: of the batches.
+        """
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        counts = [self.count_items(batch) for batch in batches] if self.counts_items else [None]
+        own, unknown = sum(int(count or 0) for count in counts), None in counts
+        in_total, is_unknown = self._engine.ranks.sum([own, unknown])
+        return batches, None if is_unknown else knowledge.items_of_update(own, int(in_total), self.args)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch on the device of this process."""
+        return send_to_device(inputs, self._engine.ranks.device)
 
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -262,9 +262,9 @@ class BatchCounter:
         return tokens.numel()
 
 
-def items_of_update(own: int, everyones: int, args: TrainingArguments) -> int:
+def items_of_update(own: int, in_total: int, args: TrainingArguments) -> int:
     """The number of items that the loss of an update is divided by, from those of this rank and of all."""
-    return everyones if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
+    return in_total if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
 
 
 logger = logging.getLogger(__name__.rpartition(".")[0])

@@ -7,10 +7,9 @@ native trainer behind it and reports the events of a run to `engine/training.py`
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,6 @@ from pytorch_accelerated.huggingface.trainer_utils import (
 )
 from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
 from pytorch_accelerated.prediction.padded import PADDING
-from pytorch_accelerated.ranks.accelerators import send_to_device
 from pytorch_accelerated.ranks.optimizers import as_one
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.publish import explained
@@ -269,11 +267,11 @@ class Trainer(TrainerHooks):
         Raises:
             ConfigurationError: without `model_init`, on several processes, or for another backend.
         """
-        search = require("pytorch_accelerated.huggingface.search", needed_by="`hyperparameter_search`")
         if backend not in (None, "optuna"):
             raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
-        space, value = hp_space or search.default_hp_space, compute_objective or search.default_compute_objective
-        return search.search(self, space, value, n_trials, direction, hp_name, **kwargs)
+        room = require("pytorch_accelerated.extras.huggingface_search", needed_by="`hyperparameter_search`")
+        folder = output_dir_of(self.args)
+        return room.search(self, folder, hp_space, compute_objective, n_trials, direction, hp_name, **kwargs)
 
     def replay(self, checkpoints: str | Path, update: int, *, debug: bool = False) -> Any:
         """Go back to just before a step of a training that saved checkpoints, and look at it; see the native
@@ -304,49 +302,6 @@ class Trainer(TrainerHooks):
         """
         return self._engine.updates_of(row)
 
-    def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Add the gradients of one batch, and return its share of the loss of the update, detached.
-
-        The shares of all batches add up to that loss.
-
-        Args:
-            model: to call; wrapped if there are several processes.
-            inputs: the batch, on the device.
-            num_items_in_batch: labels of the whole update, if the loss takes their number.
-
-        Raises:
-            DataError: if the loss is not a single number, or has no gradient.
-        """
-        inputs, engine = self._prepare_inputs(inputs), self._engine
-        engine.is_in_step = True
-        try:
-            with self.compute_loss_context_manager():
-                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        finally:
-            engine.is_in_step = False
-        knowledge.refuse_no_loss(loss, is_learnt_from=True)
-        share = engine.training.step.share_of_update(loss, num_items_in_batch)
-        engine.backward_step(share)
-        return share.detach()  # type: ignore[no-any-return]
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
-        """The batches of an update, and the number of their items over all processes, by which a loss is divided.
-
-        Override it to change the batches, to leave some out, or to count other items. Must be called by all ranks.
-
-        Args:
-            epoch_iterator: yields the batches of the update on this process.
-            num_batches: how many there are.
-            device: of the batches.
-        """
-        batches = list(itertools.islice(epoch_iterator, num_batches))
-        counts = [self.count_items(batch) for batch in batches] if self.counts_items else [None]
-        own, unknown = sum(int(count or 0) for count in counts), None in counts
-        everyones, is_unknown = self._engine.ranks.sum([own, unknown])
-        return batches, None if is_unknown else knowledge.items_of_update(own, int(everyones), self.args)
-
     def _make_model_ready(self) -> None:
         """Prepare a new model as the arguments say. Must be called by all ranks."""
         config: Any = getattr(self.model, "config", None)
@@ -356,10 +311,6 @@ class Trainer(TrainerHooks):
             self._move_model_to_device(self.model, self.args.device)
         parallel.enable_gradient_checkpointing(self.model, self.args)
         parallel.shard(self.model, self.args, self._engine.ranks)
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch on the device of this process."""
-        return send_to_device(inputs, self._engine.ranks.device)
 
     # ----------------------------------------------------------------------------------------- evaluating, predicting
 
@@ -602,21 +553,11 @@ class Trainer(TrainerHooks):
         """
         if not self.is_world_process_zero():
             return
-        card = evaluating.model_card(
-            self.model,
-            self.args,
-            self.state.log_history,
-            name=model_name,
-            tasks=tasks,
-            datasets=dataset,
-            dataset_tags=dataset_tags,
-            dataset_args=dataset_args,
-            language=language,
-            license=license,
-            tags=tags,
-            base_model=finetuned_from,
-        )
-        saving.write_whole(output_dir_of(self.args) / evaluating.CARD_NAME, [card.encode()])
+        room = require("pytorch_accelerated.extras.huggingface_card", needed_by="`create_model_card`")
+        header = {"language": language, "license": license, "tags": tags, "base_model": finetuned_from}
+        datasets = dataset, dataset_tags, dataset_args
+        card = room.model_card(self, model_name, tasks, datasets, header)
+        saving.write_whole(output_dir_of(self.args) / "README.md", [card.encode()])
 
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 

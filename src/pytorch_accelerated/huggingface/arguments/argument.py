@@ -203,10 +203,8 @@ class Argument:
     also: tuple[Any, ...] = ()
 
 
-class Help(str):
-    """A help text that has its `Argument` with it, because parsers hand all other metadata of a field to argparse."""
-
-    argument: Argument
+# By field, and not in its metadata, because parsers hand all of that to argparse.
+_KNOWN: dict[dataclasses.Field[Any], Argument] = {}
 
 
 def argument(default: Any, help: str, **known: Any) -> Any:
@@ -229,12 +227,11 @@ def unsupported(default: Any, why: str, also: tuple[Any, ...] = ()) -> Any:
     return _field(default, f"Unsupported; {default!r} asks for nothing.", options, why_unsupported=why, also=also)
 
 
-def _field(default: Any, text: str, options: dict[str, Any], **known: Any) -> Any:
-    help = Help(text)
-    help.argument = Argument(default, **known)
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata={"help": help}, **options)
-    return dataclasses.field(default=default, metadata={"help": help}, **options)
+def _field(default: Any, help: str, options: dict[str, Any], **known: Any) -> Any:
+    made = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    field: dataclasses.Field[Any] = dataclasses.field(metadata={"help": help}, **made, **options)
+    _KNOWN[field] = Argument(default, **known)
+    return field
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -242,27 +239,22 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+@functools.cache
 def arguments_of(kind: type) -> dict[str, Argument]:
     """The arguments of a class by name, without fields of a subclass's own.
 
     A subclass may have a field with the name of an argument. If that is a supported one, it keeps its kind and its
     limits; an unsupported one becomes the subclass's own.
     """
-    return _arguments_of(kind.__mro__)
-
-
-@functools.cache
-def _arguments_of(bases: tuple[type, ...]) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
-    for base in reversed(bases):
+    for base in reversed(kind.__mro__):
         fields = vars(base).get("__dataclass_fields__", {})
         for name, annotation in inspect.get_annotations(base).items():  # HfArgumentParser changes the fields' own types
-            help = fields[name].metadata.get("help") if name in fields else None
-            if isinstance(help, Help) and name not in found:
+            own = _KNOWN.get(fields.get(name))
+            if own is not None and name not in found:
                 types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-                own = help.argument
-                kind = None if own.why_unsupported else own.kind or kind_by_annotation(types)
-                found[name] = dataclasses.replace(own, kind=kind, may_be_none=NoneType in types)
+                rule = None if own.why_unsupported else own.kind or kind_by_annotation(types)
+                found[name] = dataclasses.replace(own, kind=rule, may_be_none=NoneType in types)
             elif name in fields and name in found and found[name].why_unsupported:
                 del found[name]
     return found

@@ -226,7 +226,7 @@ class Arguments:
     dataloader_multiprocessing_context: str | None = argument(
         None, "How workers start: fork, spawn or forkserver.", needs="dataloader_num_workers"
     )
-    ignore_data_skip: bool = argument(False, "At a resume, begin the epoch's data anew.")
+    ignore_data_skip: bool = argument(False, "At a resume, begin the epoch's data again.")
 
     # Logging
     logging_strategy: IntervalStrategy | str = argument("steps", "When to log.")

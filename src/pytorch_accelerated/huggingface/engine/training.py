@@ -350,12 +350,17 @@ class FaceTraining(Training):
     def batches(self, loader: Any) -> Iterator[MicroBatch]:
         """The batches of the current epoch that are left, until a callback ends it."""
         batches = super().batches(loader)
-        if self.step.has_own_batches:
-            batches = self.step.own_batches(batches)
-        # Of a stream without an end, the run is the only epoch.
+        # A stream without an end is the only epoch of its run.
         of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
         self.batches_of_epoch = self.context.loaders.train.num_batches or of_run
-        for batch in batches:
+        return batches
+
+    def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The batches of the updates until the run has done all of them, or a callback ends the epoch or the run."""
+        position, limit = self.context.state, self.context.settings.max_num_train_steps or 0
+        if self.step.has_own_batches:
+            batches = self.step.own_batches(batches)
+        while position.updates < limit and (batch := next(batches, None)) is not None:
             yield batch
             if batch.is_last:
                 control = self.agreed_control()
@@ -377,9 +382,10 @@ class FaceTraining(Training):
         It is done in this order, as the control says.
         """
         self.face.callback_handler.fire(event, self.face)
-        if self.agreed_control().should_log:
-            self.log.write()
         control = self.agreed_control()
+        if control.should_log:
+            self.log.write()  # callbacks of the log may ask for more
+            control = self.agreed_control()
         if control.should_evaluate:
             self._engine.request_evaluation()
         elif control.should_save:

@@ -1,4 +1,4 @@
-"""`Trainer.hyperparameter_search`: a study of Optuna, whose trials are runs of the trainer."""
+"""`hyperparameter_search` of the Hugging Face trainer: a study of Optuna, whose trials are runs of the trainer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.optional import require
-from pytorch_accelerated.huggingface.trainer_callback import TrainerCallback
-from pytorch_accelerated.huggingface.trainer_utils import output_dir_of
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.huggingface import TrainerCallback
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.huggingface.trainer import Trainer
+    from pytorch_accelerated.huggingface import Trainer
 
 _NOT_METRICS = ("_runtime", "_per_second", "_compilation_time", "_preparation_time")
 
@@ -53,14 +52,16 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float:
 
 def search(
     face: Trainer,
-    hp_space: Callable[[Any], dict[str, Any]],
-    compute_objective: Callable[[dict[str, float]], Any],
+    folder: Path,
+    hp_space: Callable[[Any], dict[str, Any]] | None,
+    compute_objective: Callable[[dict[str, float]], Any] | None,
     n_trials: int,
     direction: str | list[str],
     hp_name: Callable[[Any], str] | None,
     **kwargs: Any,
 ) -> BestRun | list[BestRun]:
-    """The best of several runs; see `Trainer.hyperparameter_search`."""
+    """The best of many runs, which save below `folder`; see `Trainer.hyperparameter_search`."""
+    hp_space, compute_objective = hp_space or default_hp_space, compute_objective or default_compute_objective
     optuna = require("optuna", needed_by="`hyperparameter_search`")
     if face.model_init is None:
         raise ConfigurationError("`hyperparameter_search` makes a new model for each trial. Pass `model_init`.")
@@ -79,7 +80,7 @@ def search(
             if not hasattr(given, name):
                 raise ConfigurationError(f"`hp_space` has {name!r}, which is no argument. Use names of arguments.")
             setattr(face.args, name, type(getattr(given, name) or value)(value))
-        face.args.output_dir = str(Path(output_dir_of(given)) / f"run-{trial.number}")
+        face.args.output_dir = str(folder / f"run-{trial.number}")
         reporting = _Reporting(trial, optuna, compute_objective)
         face.add_callback(reporting)
         try:
