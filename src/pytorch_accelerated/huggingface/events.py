@@ -142,28 +142,21 @@ class TrainerState:
             raise InvalidCheckpointError(f"{json_path} is not a trainer state: {str(error):.500}.") from error
 
 
-def exported_states(exportables: Iterable[Any]) -> dict[str, Any]:
-    """The states of `exportables` by class name, as a list for several objects of one class."""
+def exported_states(parts: Iterable[Any]) -> dict[str, Any]:
+    """The states by class name of those parts that have one, as a list for several objects of one class."""
     states: dict[str, list[dict[str, Any]]] = {}
-    for exportable in exportables:
-        states.setdefault(type(exportable).__name__, []).append(exportable.state())
-    return {name: several if len(several) > 1 else several[0] for name, several in states.items()}
-
-
-def states_of_callbacks(callbacks: Iterable[Any], control: TrainerControl) -> dict[str, Any]:
-    """The states of the control, and of those callbacks that have one, as `exported_states` has them."""
-    parts = [*callbacks, control]
-    return exported_states(
-        part for part in parts if callable(getattr(part, "state", None)) and hasattr(part, "from_state")
-    )
+    for part in parts:
+        if callable(getattr(part, "state", None)) and hasattr(part, "from_state"):
+            states.setdefault(type(part).__name__, []).append(part.state())
+    return {name: alike if len(alike) > 1 else alike[0] for name, alike in states.items()}
 
 
 def new_state(trainer: Any) -> TrainerState:
     """The progress of a run that has not begun."""
     return TrainerState(
-        is_local_process_zero=trainer.is_local_process_zero(),
-        is_world_process_zero=trainer.is_world_process_zero(),
-        stateful_callbacks=states_of_callbacks(trainer.callback_handler.callbacks, trainer.control),
+        is_local_process_zero=trainer._engine.ranks.is_first_of_node,
+        is_world_process_zero=trainer._engine.ranks.is_first,
+        stateful_callbacks=exported_states([*trainer.callback_handler.callbacks, trainer.control]),
     )
 
 

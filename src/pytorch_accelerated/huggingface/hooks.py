@@ -102,8 +102,12 @@ class TrainerHooks:
         return batches, None if is_unknown else knowledge.items_of_update(own, int(in_total), self.args)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch on the device of this process."""
-        return send_to_device(inputs, self._engine.ranks.device)
+        """A batch on the device of this process, in a container of its own, which `compute_loss` may change."""
+        device, kind = self._engine.ranks.device, type(inputs)
+        parts = inputs.values() if kind is dict else inputs if kind in (list, tuple) else [inputs]
+        if all(type(part) is torch.Tensor and part.device == device for part in parts):
+            return inputs if kind is torch.Tensor else kind(inputs)  # the loop has moved it
+        return send_to_device(inputs, device)
 
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -217,13 +221,17 @@ class TrainerHooks:
         """Make `optimizer` for the trainable parameters of the model, unless it exists, and return it."""
         if self.optimizer is None:
             model = self.model if model is None else model
-            decay = self.args.weight_decay
-            groups: Any = optimizing.parameter_groups(model, self.get_decay_parameter_names(model), decay)
+            decayed = set(self.get_decay_parameter_names(model))
+            groups: Any = [{"params": [], "weight_decay": decay} for decay in (self.args.weight_decay, 0.0)]
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    groups[name not in decayed]["params"].append(parameter)
             kind, given = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             arguments = dict(given)
             for name in ("params", "model", "optimizer_dict"):  # under which subclasses give groups of their own
                 groups = arguments.pop(name, groups)
-            optimizing.keep_embeddings_whole(model, kind, arguments)
+            if arguments.get("optim_bits") == 8 and kind.__module__.partition(".")[0] == "bitsandbytes":
+                optimizing.keep_embeddings_whole(model)
             self.optimizer = kind(groups, **arguments)
         return self.optimizer  # type: ignore[no-any-return]
 
@@ -381,7 +389,7 @@ class TrainerHooks:
             multiprocessing_context=args.dataloader_multiprocessing_context,
             **of_rows,
         )
-        loader.total_batch_size = batch_size * args.world_size
+        loader.total_batch_size = batch_size * self._engine.ranks.count
         return loader
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -405,7 +413,7 @@ class TrainerHooks:
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """The rows of an update, over all processes."""
-        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return self._train_batch_size * args.gradient_accumulation_steps * self._engine.ranks.count
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
@@ -423,7 +431,7 @@ class TrainerHooks:
             one_epoch = limit * args.gradient_accumulation_steps
             return sys.maxsize, limit, rows * limit, rows * limit, rows, one_epoch, limit
         if not isinstance(dataloader, RunLoader):  # has the rows of all processes
-            batches = -(-batches // args.world_size)
+            batches = -(-batches // self._engine.ranks.count)
         updates, examples = -(-batches // args.gradient_accumulation_steps), self.num_examples(dataloader)
         if limit > 0:
             return -(-limit // max(1, updates)), updates, examples, limit * rows, rows, batches, limit

@@ -8,7 +8,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from torch.utils.data import Sampler
 
 from pytorch_accelerated.data.building import refuse_several
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.warning import stacklevel_of_user
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class RemoveColumnsCollator:
                     if not used:
                         raise _nothing_left(list(row), self.columns)
                 # A new dict in any case: collators remove labels from the rows that they are given.
-                row = {name: row[name] for name in used}
+                row = dict(row) if len(used) == len(present) else {name: row[name] for name in used}
             rows.append(row)
         return self.data_collator(rows)
 
@@ -206,60 +205,6 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
         raise DataError(f"`{argument}` is a dict, which has no rows to {purpose}. Pass one of its datasets.")
     if hasattr(dataset, "__len__") and not len(dataset):
         raise DataError(f"`{argument}` is empty, so there is nothing to {purpose}.")
-
-
-@dataclasses.dataclass
-class BatchCounter:
-    """Counts operations and tokens of the batches of this process, as far as the batches allow it.
-
-    Attributes:
-        estimate: the number of operations of a batch; None if they are not counted.
-        tokens_counted: "no", "all", or "non_padding".
-        input_name: the column that holds the tokens.
-        pad_token_id: of the tokenizer, if there is one.
-        flos: operations on this process since `take_flos` was last called.
-        counts_tokens: whether tokens are counted.
-    """
-
-    estimate: Callable[[Mapping[str, Any]], float] | None
-    tokens_counted: str
-    input_name: str
-    pad_token_id: int | None
-    flos: float = 0.0
-    _flos_by_shapes: dict[Hashable, float] = dataclasses.field(default_factory=dict)
-    _tokens: list[Any] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.counts_tokens = self.tokens_counted != "no"
-
-    def count(self, batch: Any) -> None:
-        """Count a batch that has been used."""
-        if self.estimate is not None and isinstance(batch, (dict, Mapping)):
-            shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
-            if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
-                self._flos_by_shapes[shapes] = float(self.estimate(batch))
-            self.flos += self._flos_by_shapes[shapes]
-        if self.counts_tokens:
-            self._tokens.append(self._tokens_of(batch))
-
-    def take_flos(self, ranks: Ranks) -> float:
-        """The operations on all ranks since this was last called. Must be called by all ranks."""
-        flos, self.flos = self.flos, 0.0
-        return ranks.sum([flos])[0]
-
-    def take_tokens(self, ranks: Ranks) -> int:
-        """The tokens on all ranks since this was last called. Must be called by all ranks."""
-        tokens, self._tokens = sum(int(tokens) for tokens in self._tokens), []
-        return int(ranks.sum([tokens])[0])
-
-    def _tokens_of(self, batch: Mapping[str, Any]) -> Any:
-        tokens = batch[self.input_name]
-        if self.tokens_counted == "non_padding":
-            if "attention_mask" in batch:
-                return batch["attention_mask"].sum()
-            if self.pad_token_id is not None:
-                return (tokens != self.pad_token_id).sum()
-        return tokens.numel()
 
 
 def items_of_update(own: int, in_total: int, args: TrainingArguments) -> int:
@@ -425,7 +370,7 @@ def take_over_special_tokens(model: Any, processing_class: Any, *, logs: bool) -
 
     Models need them to find the end of a padded row, and to stop generating. A list that contains the tokenizer's token
     stays as it is. The tokenizer's token is added to those that end a generated text. Models without
-    a ``config`` or a ``generation_config`` stay as they are, as they do if there is no tokenizer.
+    a ``config`` or a ``generation_config`` stay as they are.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     wanted = {name: getattr(tokenizer, name, None) for name in _NAMES}

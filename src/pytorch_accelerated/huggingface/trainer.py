@@ -30,9 +30,9 @@ from pytorch_accelerated.huggingface.engine.engine import Engine
 from pytorch_accelerated.huggingface.events import (
     CallbackHandler,
     TrainerControl,
+    exported_states,
     is_ours,
     new_state,
-    states_of_callbacks,
 )
 from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_takes_labels
 from pytorch_accelerated.huggingface.trainer_callback import (
@@ -148,7 +148,8 @@ class Trainer(TrainerHooks):
         self.eval_dataset = eval_dataset
         if train_dataset is not None:
             complaints += _complaints_about_data(self)
-        refusing.refuse(complaints)
+        if complaints:
+            refusing.refuse(complaints)
         self.processing_class = processing_class
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -220,20 +221,22 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if a checkpoint was due and a parameter was NaN or infinite.
         """
         self.args.check()
-        refusing.refuse(_complaints_about_data(self))
+        if complaints := _complaints_about_data(self):
+            refusing.refuse(complaints)
         if self.model_init is not None:
             parallel.seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init(trial)
             self.callback_handler.model = self.model
             self._signature_columns = None
             self._make_model_ready()
-        knowledge.take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
+        if self.processing_class is not None:
+            knowledge.take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
         engine = self._engine
         if engine.given_schedule is None:
             self.lr_scheduler = None
         if engine.given_optimizer is None and self.model_init is not None:
             self.optimizer = None
-        checkpoint = states.agreed_checkpoint(resume_from_checkpoint, output_dir_of(self.args), engine.ranks)
+        checkpoint = states.agreed_checkpoint(resume_from_checkpoint, self.args, engine.ranks)
         return engine.run_training(checkpoint, ignore_keys_for_eval)
 
     def hyperparameter_search(
@@ -651,7 +654,7 @@ class Trainer(TrainerHooks):
         folder = self._engine.states.checkpoint_folder()
         self._engine.states.note_best(folder)
         self.store_flos()
-        self.state.stateful_callbacks = states_of_callbacks(self.callback_handler.callbacks, self.control)
+        self.state.stateful_callbacks = exported_states([*self.callback_handler.callbacks, self.control])
 
         def write_files(staged: saving.StagedCheckpoint) -> None:
             self._staged = None if only_model else staged

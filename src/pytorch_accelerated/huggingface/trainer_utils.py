@@ -166,9 +166,9 @@ def refuse_steps_taken_by_others(output_dir: Path, first_step: int, max_steps: i
 
 
 def warn_of_earlier_checkpoints(args: TrainingArguments, ranks: Ranks) -> None:
-    """Warn if saving will delete checkpoints that this run has not written."""
+    """Warn on the first rank if saving will delete checkpoints that this run has not written."""
     limit, folder = args.save_total_limit, output_dir_of(args)
-    if limit is None or args.save_strategy == SaveStrategy.NO or not ranks.is_first:
+    if args.save_strategy == SaveStrategy.NO or not ranks.is_first:
         return
     names = [Path(path).name for path in sort_checkpoints(folder)]
     if names:

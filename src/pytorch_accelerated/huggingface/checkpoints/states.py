@@ -9,7 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ from pytorch_accelerated.states.state_folder import part_names, read_state, writ
 from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS, save_run
 from pytorch_accelerated.states.verify import read_manifest
 from pytorch_accelerated.states.weights import check_model_finite
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
@@ -295,12 +298,12 @@ def read_trainer_state(folder: Path) -> TrainerState:
     return TrainerState.load_from_json(path)
 
 
-def agreed_checkpoint(source: Any, output_dir: Path, ranks: Ranks) -> Path | None:
+def agreed_checkpoint(source: Any, args: TrainingArguments, ranks: Ranks) -> Path | None:
     """The checkpoint for `resume_from_checkpoint`, the same on all ranks; None to start. All ranks must call it."""
     if source is None or source is False:
         agree_on_resuming(None, ranks)
         return None
-    path = None if source is True else Path(source)
+    path, output_dir = None if source is True else Path(source), output_dir_of(args)
     agree_on_resuming(path or output_dir, ranks)
 
     def find() -> Path | None:

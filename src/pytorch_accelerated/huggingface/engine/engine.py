@@ -170,7 +170,7 @@ class Engine(NativeTrainer):
         """Train with batches of so many rows on one device."""
         args, face = self._face.args, self._face
         face.state, face._train_batch_size = new_state(face), batch_size
-        if checkpoint is None:
+        if checkpoint is None and args.save_total_limit is not None:
             warn_of_earlier_checkpoints(args, self.ranks)
         face.is_in_train = True
         face.control.should_training_stop = False  # the last training may have ended with it

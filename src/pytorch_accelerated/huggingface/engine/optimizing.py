@@ -21,16 +21,6 @@ from pytorch_accelerated.ranks.optimizers import Optimizers
 Factor = Callable[[int], float]
 
 
-def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters in two groups: those with weight decay, and the others."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    names = set(decayed)
-    return [
-        {"params": [value for name, value in trained.items() if name in names], "weight_decay": weight_decay},
-        {"params": [value for name, value in trained.items() if name not in names], "weight_decay": 0.0},
-    ]
-
-
 # The class, the arguments of Adam that it takes, and further ones.
 _ADAM = ("betas", "eps")
 _OF_TORCH: dict[OptimizerNames, tuple[str, tuple[str, ...], dict[str, Any]]] = {
@@ -63,7 +53,7 @@ def get_optimizer_cls_and_kwargs(
     Raises:
         MissingDependencyError: if it is of a package that is not installed.
     """
-    name, given = OptimizerNames(args.optim), _parsed(args.optim_args)
+    name, given = OptimizerNames(args.optim), _parsed(args.optim_args) if args.optim_args else {}
     adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     needed_by = f"optim={name.value!r}"
     taken: tuple[str, ...] = ()
@@ -126,20 +116,18 @@ def _hidden_matrices(model: nn.Module) -> list[torch.Tensor]:
     return [module.weight for module in linear if module is not last and id(module.weight) not in tied]
 
 
-def keep_embeddings_whole(model: nn.Module, kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
+def keep_embeddings_whole(model: nn.Module) -> None:
     """Keep 32-bit states for embeddings in 8-bit optimizers: their gradients are too uneven for 8 bits."""
-    if arguments.get("optim_bits") != 8 or kind.__module__.partition(".")[0] != "bitsandbytes":
-        return
-    manager = require("bitsandbytes.optim", needed_by=kind.__name__).GlobalOptimManager
+    manager = require("bitsandbytes.optim", needed_by="An 8-bit optimizer").GlobalOptimManager
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
 
 
-def _parsed(optim_args: str | None) -> dict[str, Any]:
+def _parsed(optim_args: str) -> dict[str, Any]:
     """The values in ``name=value,name=value``: numbers and bools if they look like it, else strings."""
     values: dict[str, Any] = {}
-    for pair in filter(None, (optim_args or "").replace(" ", "").split(",")):
+    for pair in filter(None, optim_args.replace(" ", "").split(",")):
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigurationError(f"`optim_args` is {optim_args!r}: write name=value,name=value.")
@@ -179,17 +167,15 @@ def make_schedule(
     return LambdaLR(optimizer, make(**needed, **arguments))
 
 
-def _warmed_up(warmup: int, after: Factor) -> Factor:
-    return lambda step: step / max(1, warmup) if step < warmup else after(step)
-
-
 def _falling(warmup: int, total: int, height: Callable[[float], float], least: float = 0.0) -> Factor:
     """Down to `least` after the warmup, in a shape that goes from 1 to 0 with the share that is done."""
 
     def factor(step: int) -> float:
+        if step < warmup:
+            return step / max(1, warmup)
         return max(0.0, height((step - warmup) / max(1, total - warmup)) * (1 - least) + least)
 
-    return _warmed_up(warmup, factor)
+    return factor
 
 
 def _linear(*, warmup: int, total: int) -> Factor:
@@ -242,12 +228,12 @@ def _constant() -> Factor:
 
 
 def _constant_with_warmup(*, warmup: int) -> Factor:
-    return _warmed_up(warmup, _constant())
+    return _falling(warmup, warmup, lambda done: 1.0)
 
 
 def _inverse_sqrt(*, warmup: int, timescale: int | None = None) -> Factor:
     scale = timescale or warmup or 10_000
-    return _warmed_up(warmup, lambda step: 1.0 / math.sqrt((step + scale - warmup) / scale))
+    return _falling(warmup, warmup + 1, lambda done: 1.0 / math.sqrt((done + scale) / scale))
 
 
 def _warmup_stable_decay(

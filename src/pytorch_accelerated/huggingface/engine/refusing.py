@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -111,11 +111,10 @@ def complaints_about_parts(
     return complaints
 
 
-def refuse(complaints: list[str]) -> None:
-    """Raise one ConfigurationError with all complaints, if there are any."""
-    if complaints:
-        text = "; ".join(complaints)
-        raise ConfigurationError(f"{text[0].upper()}{text[1:]}.")
+def refuse(complaints: list[str]) -> NoReturn:
+    """Raise one ConfigurationError with all complaints."""
+    text = "; ".join(complaints)
+    raise ConfigurationError(f"{text[0].upper()}{text[1:]}.")
 
 
 def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from pytorch_accelerated.data.updates import MicroBatch
 from pytorch_accelerated.errors import CheckpointError, HookOutputError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
-from pytorch_accelerated.huggingface.knowledge import BatchCounter, items_of_update, main_input_name, reads_scale
+from pytorch_accelerated.huggingface.knowledge import items_of_update, main_input_name, reads_scale
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
     meter_memory,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.engine.engine import Engine
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.loop.context import Context
+    from pytorch_accelerated.ranks.ranks import Ranks
 
 _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
@@ -119,7 +120,7 @@ class FaceStep(Step):
             )
         if self.micro_batch.is_borrowed:  # this rank has no row left
             share = torch.zeros_like(share)
-        else:
+        elif self.training.counter.is_needed:
             self.training.counter.count(batch)
         self._loss = share if self._loss is None else self._loss + share
 
@@ -250,13 +251,7 @@ class FaceTraining(Training):
         self.face: Trainer = context.holder
         self._engine: Engine = context.trainer
         self._args = self.face.args
-        estimate = self.face.floating_point_ops
-        self.counter = BatchCounter(
-            estimate if hasattr(self.face.model, "num_parameters") or not is_ours(estimate) else None,
-            tokens_counted=str(self._args.include_num_input_tokens_seen),
-            input_name=main_input_name(self.face.model),
-            pad_token_id=getattr(self.face.processing_class, "pad_token_id", None),
-        )
+        self.counter = BatchCounter(self.face)
         self.evaluates_as_requested = False
         self.output: TrainOutput = None  # type: ignore[assignment]  # until the training is over
         self._ignore_keys = ignore_keys
@@ -450,6 +445,58 @@ class FaceTraining(Training):
 
     def _request_checkpoint(self) -> None:
         self._engine.save_training_state(self._engine.states.checkpoint_folder())
+
+
+class BatchCounter:
+    """Counts operations and tokens of the batches of this process, as far as the batches allow it.
+
+    Args:
+        face: the trainer, whose arguments say what to count.
+
+    Attributes:
+        flos: operations on this process since `take_flos` was last called.
+        counts_tokens: whether tokens are counted.
+        is_needed: whether anything is counted.
+    """
+
+    def __init__(self, face: Trainer) -> None:
+        self._face, self.flos = face, 0.0
+        # Without a number of parameters, our estimate is always 0.
+        self._counts_flos = hasattr(face.model, "num_parameters") or not is_ours(face.floating_point_ops)
+        self.counts_tokens = face.args.include_num_input_tokens_seen != "no"
+        self.is_needed = self._counts_flos or self.counts_tokens
+        self._flos_by_shapes: dict[Hashable, float] = {}
+        self._tokens: list[Any] = []
+
+    def count(self, batch: Any) -> None:
+        """Count a batch that has been used."""
+        if self._counts_flos and isinstance(batch, (dict, Mapping)):
+            shapes = tuple([(name, getattr(value, "shape", None)) for name, value in batch.items()])
+            if shapes not in self._flos_by_shapes:  # counting the parameters takes longer than a small step
+                self._flos_by_shapes[shapes] = float(self._face.floating_point_ops(batch))
+            self.flos += self._flos_by_shapes[shapes]
+        if self.counts_tokens:
+            self._tokens.append(self._tokens_of(batch))
+
+    def take_flos(self, ranks: Ranks) -> float:
+        """The operations on all ranks since this was last called. Must be called by all ranks."""
+        flos, self.flos = self.flos, 0.0
+        return ranks.sum([flos])[0]
+
+    def take_tokens(self, ranks: Ranks) -> int:
+        """The tokens on all ranks since this was last called. Must be called by all ranks."""
+        tokens, self._tokens = sum(int(tokens) for tokens in self._tokens), []
+        return int(ranks.sum([tokens])[0])
+
+    def _tokens_of(self, batch: Mapping[str, Any]) -> Any:
+        tokens = batch[main_input_name(self._face.model)]
+        if self._face.args.include_num_input_tokens_seen == "non_padding":
+            if "attention_mask" in batch:
+                return batch["attention_mask"].sum()
+            padding = getattr(self._face.processing_class, "pad_token_id", None)
+            if padding is not None:
+                return (tokens != padding).sum()
+        return tokens.numel()
 
 
 class TrainingLog:
