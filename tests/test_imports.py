@@ -48,7 +48,7 @@ PUBLIC = {
     *("", "callbacks", "data", "errors", "facts", "finetuning", "huggingface", "loop", "prediction", "ranks", "record"),
     *("run_config", "schedulers", "states", "tracking", "trainer", "utils"),
     *("facts.trees", "record.text", "states.disk", "states.layout", "states.publish", "states.verify"),
-    *("extras.looking.rehearsal", "extras.report.reading"),
+    *("extras.looking.rehearsal", "extras.report.reading", "huggingface.trainer_utils"),
 }
 
 

@@ -1,5 +1,7 @@
 """The shape of Hugging Face's Trainer, on the one native loop. `transformers` itself is not needed."""
 
+from typing import TYPE_CHECKING, Any
+
 from pytorch_accelerated.facts.seeding import set_seed
 from pytorch_accelerated.huggingface import trainer_callback, trainer_utils, training_args
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy, SchedulerType
@@ -18,7 +20,6 @@ from pytorch_accelerated.huggingface.trainer_callback import (
     EarlyStoppingCallback,
     PrinterCallback,
     ProgressCallback,
-    TensorBoardCallback,
 )
 from pytorch_accelerated.huggingface.trainer_seq2seq import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from pytorch_accelerated.huggingface.trainer_utils import (
@@ -64,3 +65,12 @@ __all__ = [
     "trainer_utils",
     "training_args",
 ]
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.extras.huggingface_trackers import TensorBoardCallback
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "TensorBoardCallback":  # loaded where it is used
+            return trainer_callback.TensorBoardCallback
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,10 +6,11 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.extras.huggingface_trackers import Recorder
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
 from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
 from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state
-from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback, reports
+from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
 from pytorch_accelerated.ranks.keeping import kept
 
@@ -41,8 +42,8 @@ def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, 
 
 def _shows(callback: Any) -> bool:
     """Whether a callback shows or reports something."""
-    is_reporter = isinstance(callback, (PrinterCallback, ProgressCallback)) or reports(callback)
-    return is_reporter or type(callback).__module__.startswith("transformers.integrations")
+    is_ours = isinstance(callback, (PrinterCallback, ProgressCallback, Recorder))
+    return is_ours or type(callback).__module__.startswith("transformers.integrations")
 
 
 def _logged_loss(place: Path, update: int) -> float | None:

@@ -510,9 +510,12 @@ class Trainer(TrainerHooks):
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print a table of metrics on the first process, in the format of `metrics_format`; `split` is its heading."""
         if self.is_world_process_zero():
-            self._engine.print(evaluating.as_table(split, metrics))
+            self._engine.print(_results().as_table(split, metrics))
 
-    metrics_format = staticmethod(evaluating.formatted)
+    @staticmethod
+    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals."""
+        return _results().formatted(metrics)  # type: ignore[no-any-return]
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics to ``<split>_results.json`` in ``args.output_dir``, on the first process.
@@ -524,7 +527,7 @@ class Trainer(TrainerHooks):
             CheckpointError: if the disk refuses.
         """
         if self.is_world_process_zero():
-            evaluating.save_results(output_dir_of(self.args), split, metrics, combined=combined)
+            _results().save_results(output_dir_of(self.args), split, metrics, combined=combined)
 
     def create_model_card(
         self,
@@ -556,11 +559,9 @@ class Trainer(TrainerHooks):
         """
         if not self.is_world_process_zero():
             return
-        room = require("pytorch_accelerated.extras.huggingface_card", needed_by="`create_model_card`")
         header = {"language": language, "license": license, "tags": tags, "base_model": finetuned_from}
         datasets = dataset, dataset_tags, dataset_args
-        card = room.model_card(self, model_name, tasks, datasets, header)
-        saving.write_whole(output_dir_of(self.args) / "README.md", [card.encode()])
+        _results().write_card(self, output_dir_of(self.args), model_name, tasks, datasets, header)
 
     # ---------------------------------------------------------------------------------------------- callbacks, facts
 
@@ -693,6 +694,10 @@ class Trainer(TrainerHooks):
         if self.args.restore_callback_states_from_checkpoint:
             control = states.restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
             self.control = control or self.control
+
+
+def _results() -> Any:
+    return require("pytorch_accelerated.extras.huggingface_results", needed_by="A table, file or page of results")
 
 
 def _complaints_about_data(trainer: Trainer) -> list[str]:

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,32 +16,17 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.arguments.fields import Arguments, OptimizerNames, SchedulerType
-from pytorch_accelerated.ranks.optimizers import Optimizers
 
 Factor = Callable[[int], float]
 
 
-# The class, the arguments of Adam that it takes, and further ones.
-_ADAM = ("betas", "eps")
-_OF_TORCH: dict[OptimizerNames, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    OptimizerNames.ADAMW_TORCH: ("AdamW", _ADAM, {}),
-    OptimizerNames.ADAMW_TORCH_FUSED: ("AdamW", _ADAM, {"fused": True}),
-    OptimizerNames.SGD: ("SGD", (), {}),
-    OptimizerNames.ADAGRAD: ("Adagrad", (), {}),
-    OptimizerNames.RMSPROP: ("RMSprop", (), {}),
-}
-# By the family in the name, as in "paged_adamw_8bit".
-_OF_BITSANDBYTES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "adamw": ("AdamW", _ADAM),
-    "ademamix": ("AdEMAMix", _ADAM),
-    "lion": ("Lion", ("betas",)),
-    "rmsprop": ("RMSprop", ()),
-}
-
-_OF_SCHEDULEFREE: dict[OptimizerNames, tuple[str, tuple[str, ...]]] = {
-    OptimizerNames.SCHEDULE_FREE_ADAMW: ("AdamWScheduleFree", _ADAM),
-    OptimizerNames.SCHEDULE_FREE_RADAM: ("RAdamScheduleFree", _ADAM),
-    OptimizerNames.SCHEDULE_FREE_SGD: ("SGDScheduleFree", ()),
+# The class, whether it takes the arguments of Adam, and further ones.
+_OF_TORCH: dict[OptimizerNames, tuple[type[torch.optim.Optimizer], bool, dict[str, Any]]] = {
+    OptimizerNames.ADAMW_TORCH: (torch.optim.AdamW, True, {}),
+    OptimizerNames.ADAMW_TORCH_FUSED: (torch.optim.AdamW, True, {"fused": True}),
+    OptimizerNames.SGD: (torch.optim.SGD, False, {}),
+    OptimizerNames.ADAGRAD: (torch.optim.Adagrad, False, {}),
+    OptimizerNames.RMSPROP: (torch.optim.RMSprop, False, {}),
 }
 
 
@@ -55,73 +40,19 @@ def get_optimizer_cls_and_kwargs(
     """
     name, given = OptimizerNames(args.optim), _parsed(args.optim_args) if args.optim_args else {}
     adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    needed_by = f"optim={name.value!r}"
-    taken: tuple[str, ...] = ()
-    others: dict[str, Any] = {}
-    if name is OptimizerNames.ADAFACTOR:
-        classes = require("transformers.optimization", needed_by=needed_by)
-        kind, others = "Adafactor", {"scale_parameter": False, "relative_step": False}
-    elif name is OptimizerNames.MUON:
-        hidden = {id(each) for each in _hidden_matrices(model)}
-        return MuonWithAdamW, {"lr": args.learning_rate, "hidden": hidden, **adam, **given}
-    elif name.startswith("schedule_free"):
-        classes = require("schedulefree", needed_by=needed_by)
-        kind, taken = _OF_SCHEDULEFREE[name]
-        others = {} if name is OptimizerNames.SCHEDULE_FREE_RADAM else {"warmup_steps": int(args.warmup_steps)}
-    elif name in _OF_TORCH:
-        classes, (kind, taken, others) = torch.optim, _OF_TORCH[name]
-    else:
-        classes = require("bitsandbytes", needed_by=needed_by).optim
-        family = name.removeprefix("paged_").partition("_")[0]
-        kind, taken = _OF_BITSANDBYTES[family]
-        others = {"optim_bits": 8 if name.endswith("8bit") else 32}
-        others |= {} if family == "rmsprop" else {"is_paged": name.startswith("paged_")}
-        if family == "ademamix":  # of two mean gradients
-            adam["betas"] += (given.pop("beta3", 0.9999),)
-    chosen = {one: adam[one] for one in taken}
-    return getattr(classes, kind), {"lr": args.learning_rate, **chosen, **others, **given}
-
-
-class MuonWithAdamW(Optimizers):
-    """Muon for the matrices of hidden layers, AdamW for the rest, at one learning rate.
-
-    Args:
-        params: groups of parameters.
-        hidden: the ids of the matrices.
-        lr: the learning rate; Muon's is adjusted so that updates are as large as AdamW's.
-        adam: further settings of AdamW.
-    """
-
-    def __init__(self, params: Iterable[dict[str, Any]], *, hidden: Collection[int], lr: float, **adam: Any) -> None:
-        groups = list(params)
-
-        def those(is_hidden: bool) -> list[dict[str, Any]]:
-            chosen = [[each for each in group["params"] if (id(each) in hidden) is is_hidden] for group in groups]
-            return [{**group, "params": one} for group, one in zip(groups, chosen, strict=True) if one]
-
-        optimizers: dict[str, torch.optim.Optimizer] = {}
-        if those(True):
-            optimizers["muon"] = torch.optim.Muon(those(True), lr=lr, adjust_lr_fn="match_rms_adamw")
-        if those(False):
-            optimizers["adamw"] = torch.optim.AdamW(those(False), lr=lr, **adam)
-        super().__init__(optimizers)
-        self.defaults = {"lr": lr}
-
-
-def _hidden_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of all linear layers but the last one, or that of a language model, and those of embeddings."""
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    last = getattr(model, "get_output_embeddings", lambda: None)() or (linear[-1] if linear else None)
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return [module.weight for module in linear if module is not last and id(module.weight) not in tied]
+    if name not in _OF_TORCH:
+        return _extras().class_and_arguments(args, name.value, model, adam, given)  # type: ignore[no-any-return]
+    kind, takes_adams, others = _OF_TORCH[name]
+    return kind, {"lr": args.learning_rate, **(adam if takes_adams else {}), **others, **given}
 
 
 def keep_embeddings_whole(model: nn.Module) -> None:
     """Keep 32-bit states for embeddings in 8-bit optimizers: their gradients are too uneven for 8 bits."""
-    manager = require("bitsandbytes.optim", needed_by="An 8-bit optimizer").GlobalOptimManager
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            manager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+    _extras().keep_embeddings_whole(model)
+
+
+def _extras() -> Any:
+    return require("pytorch_accelerated.extras.huggingface_optimizers", needed_by="`optim`")
 
 
 def _parsed(optim_args: str) -> dict[str, Any]:

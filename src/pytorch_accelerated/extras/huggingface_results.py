@@ -1,4 +1,4 @@
-"""`create_model_card` of the Hugging Face trainer: a page about a model, with a header for the hub."""
+"""What the Hugging Face trainer writes about a run for people: tables and files of metrics, and model cards."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.huggingface import TrainingArguments
+from pytorch_accelerated.record.text import printable
+from pytorch_accelerated.states import disk, explained, replacing
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface import Trainer
@@ -21,15 +24,76 @@ _OF_ONE_MACHINE = ("output_dir", "logging_dir", "resume_from_checkpoint")
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time", "epoch")
 
 
-def model_card(
-    face: Trainer, name: str | None, tasks: Listed, datasets: tuple[Listed, Listed, Listed], header: Mapping[str, Any]
-) -> str:
-    """A page in Markdown; see `Trainer.create_model_card`.
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics for people: durations, megabytes and gigaflops as strings, other fractions to four decimals.
+
+    >>> formatted({"train_runtime": 3723.456, "train_mem_cpu_alloc_delta": 5_000_000, "train_loss": 0.123456})
+    {'train_runtime': '1:02:03.45', 'train_mem_cpu_alloc_delta': '4MB', 'train_loss': 0.1235}
+    """
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def as_table(split: str, metrics: Mapping[str, Any]) -> str:
+    """A table of metrics, sorted by name, with the split as its heading."""
+    readable = {printable(name): value for name, value in formatted(metrics).items()}
+    name_width = max(map(len, readable), default=0)
+    value_width = max((len(str(value)) for value in readable.values()), default=0)
+    rows = [f"  {name:<{name_width}} = {value!s:>{value_width}}" for name, value in sorted(readable.items())]
+    return "\n".join([f"***** {split} metrics *****", *rows])
+
+
+def save_results(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write metrics to ``<split>_results.json``, and if `combined`, add them to ``all_results.json``. One rank.
+
+    Raises:
+        TypeError: if JSON cannot hold a metric; nothing is written then.
+        CheckpointError: if the disk refuses.
+    """
+    _write_metrics(folder / f"{split}_results.json", metrics)
+    if combined:
+        path = folder / "all_results.json"
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        _write_metrics(path, {**earlier, **metrics})
+
+
+def _readable(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return value
+    if "_runtime" in name:
+        seconds, fraction = divmod(value, 1)
+        return f"{timedelta(seconds=seconds)}.{int(fraction * 100):02d}"
+    if "_mem_" in name:
+        return f"{int(value) >> 20}MB"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    # Python writes and reads metrics that are not finite as NaN and Infinity.
+    _write(path, json.dumps(dict(metrics), indent=4, sort_keys=True))
+
+
+def _write(path: Path, text: str) -> None:
+    with explained(path), replacing(path.resolve()) as file:
+        disk.write(file, text.encode())
+
+
+def write_card(
+    face: Trainer,
+    folder: Path,
+    name: str | None,
+    tasks: Listed,
+    datasets: tuple[Listed, Listed, Listed],
+    header: Mapping[str, Any],
+) -> None:
+    """Write a page in Markdown; see `Trainer.create_model_card`.
 
     It lists the arguments that differ from the defaults, except folders, and the last logged value of each name.
 
     Args:
         face: the trainer.
+        folder: for ``README.md``.
         name: of the model.
         tasks: what it does.
         datasets: the names of the datasets, those on the hub, and their configurations.
@@ -53,7 +117,7 @@ def model_card(
     }
     versions = {each: sys.modules[each].__version__ for each in _PACKAGES if each in sys.modules}
     parts: dict[str, Mapping[str, Any]] = {
-        "Last logged values": face.metrics_format(last),
+        "Last logged values": formatted(last),
         "Arguments that differ from the defaults": given,
         "Versions": {"Python": platform.python_version(), **versions},
     }
@@ -72,7 +136,7 @@ def model_card(
     for title, values in parts.items():
         if values:
             lines += ["", f"## {title}", "", *(f"- `{key}`: {_json(value)}" for key, value in values.items())]
-    return "\n".join([*lines, ""])
+    _write(folder / "README.md", "\n".join([*lines, ""]))
 
 
 def _results(tasks: Any, datasets: Any, tags: Any, arguments: Any, last: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
