@@ -4,17 +4,15 @@ Annotations are read when the program runs, so they aren't postponed.
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface.arguments.argument import A_GENERATION_CONFIG, AT_LEAST_1, argument
 from pytorch_accelerated.huggingface.evaluating import labels_in
@@ -114,9 +112,10 @@ class Seq2SeqTrainer(Trainer):
         if labels_in(inputs, self.label_names) is not None:  # a decoder has no input without them
             loss, _, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         arguments = self._arguments_of_generate(gen_kwargs)
-        padding = padding_token(self.model, self.processing_class, arguments)
+        room = _generation()
+        padding = room.padding_token(self.model, self.processing_class, arguments)
         with torch.no_grad():
-            tokens = generated_tokens(self.model, inputs_of_generate(inputs, self.label_names), arguments, padding)
+            tokens = room.generated_tokens(self.model, inputs, self.label_names, arguments, padding)
         return loss, tokens, labels
 
     @property
@@ -124,7 +123,8 @@ class Seq2SeqTrainer(Trainer):
         """The value that shorter rows of predictions are padded with, the padding token for generated ones."""
         if not self.args.predict_with_generate:
             return PADDING
-        return padding_token(self.model, self.processing_class, self._arguments_of_generate({}))
+        arguments = self._arguments_of_generate({})
+        return int(_generation().padding_token(self.model, self.processing_class, arguments))
 
     def _make_model_ready(self) -> None:
         generates = self.args.predict_with_generate and is_ours(self.prediction_step)
@@ -134,7 +134,7 @@ class Seq2SeqTrainer(Trainer):
                 "False, or override `prediction_step`."
             )
         if self.args.generation_config is not None:
-            self.model.generation_config = load_generation_config(self.args.generation_config)
+            self.model.generation_config = _generation().load_generation_config(self.args.generation_config)
         super()._make_model_ready()
         if has_shards(self.model):
             from torch.distributed.fsdp import register_fsdp_forward_method
@@ -167,80 +167,5 @@ class Seq2SeqTrainer(Trainer):
         return arguments
 
 
-_OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
-
-
-def load_generation_config(source: Any) -> Any:
-    """A new `GenerationConfig`, made of whatever the argument of that name may be."""
-    kind = require("transformers", needed_by="`generation_config`").GenerationConfig
-    if isinstance(source, Mapping):
-        config = kind.from_dict(dict(source))
-    elif isinstance(source, (str, PathLike)):
-        path = Path(source)
-        config = kind.from_pretrained(path.parent, path.name) if path.is_file() else kind.from_pretrained(source)
-    else:
-        config = copy.deepcopy(source)
-    config.validate(strict=True)
-    return config
-
-
-def inputs_of_generate(inputs: Mapping[str, Any], label_names: list[str]) -> dict[str, Any]:
-    """The columns of a batch for `generate`: not the labels, nor decoder inputs that were made from them."""
-    labels = inputs.get("labels")
-    begun = inputs.get("decoder_input_ids")
-    is_answer = labels is not None and begun is not None and begun.shape == labels.shape
-    left_out = {"labels", *label_names, *(_OF_DECODER if is_answer else ())}
-    return {name: value for name, value in inputs.items() if name not in left_out}
-
-
-def generated_tokens(model: Any, inputs: Mapping[str, Any], arguments: Mapping[str, Any], padding: int) -> torch.Tensor:
-    """One row of tokens for each row of a batch, with `padding` after the token that ends it.
-
-    Beam search may put other tokens there if the batch has longer rows.
-    """
-    output = model.generate(**inputs, **arguments)
-    tokens: torch.Tensor = getattr(output, "sequences", output)
-    rows = next(len(value) for value in inputs.values() if isinstance(value, torch.Tensor))
-    if len(tokens) != rows:
-        raise DataError(
-            f"`generate` returned {len(tokens)} rows of tokens for a batch of {rows}, but each row has one prediction. "
-            "Set `num_return_sequences` to 1, or override `prediction_step`."
-        )
-    ends = setting_of_generate("eos_token_id", model, arguments)
-    if ends is None:
-        return tokens
-    first = _first_generated(model, inputs)
-    is_end = torch.isin(tokens[:, first:], torch.as_tensor(ends, device=tokens.device))
-    is_over = is_end.cumsum(1) > is_end.int()
-    return torch.cat([tokens[:, :first], tokens[:, first:].masked_fill(is_over, padding)], dim=1)
-
-
-def padding_token(model: Any, processing_class: Any, arguments: Mapping[str, Any]) -> int:
-    """The token that fills up generated rows; `PADDING` if neither the model nor the tokenizer has one."""
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    for token in (
-        setting_of_generate("pad_token_id", model, arguments),
-        getattr(tokenizer, "pad_token_id", None),
-        getattr(getattr(model, "config", None), "pad_token_id", None),
-        setting_of_generate("eos_token_id", model, arguments),
-    ):
-        if token is not None:
-            return int(torch.as_tensor(token).flatten()[0])
-    return PADDING
-
-
-def setting_of_generate(name: str, model: Any, arguments: Mapping[str, Any]) -> Any:
-    """A setting of a call of `generate`: from its arguments, else their config, else the model's config."""
-    if name in arguments:
-        return arguments[name]
-    for config in (arguments.get("generation_config"), getattr(model, "generation_config", None)):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    return None
-
-
-def _first_generated(model: Any, inputs: Mapping[str, Any]) -> int:
-    """The position of the first generated token of each row."""
-    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    begun = inputs.get("decoder_input_ids" if is_encoder_decoder else "input_ids")
-    return int(begun.shape[1]) if begun is not None else int(is_encoder_decoder)
+def _generation() -> Any:
+    return require("pytorch_accelerated.extras.huggingface_generation", needed_by="`predict_with_generate`")

@@ -5,7 +5,6 @@ Models are sharded with torch's `fully_shard`; `docs/design/sharded-models.md` s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import set_seed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
 from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, warn
@@ -146,51 +146,23 @@ def check_fsdp(args: Arguments) -> Iterator[str]:
 
 
 def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
-    """Shard `model` over the ranks in place, as the arguments say, with the weights of rank 0 on the device.
-
-    Some layers are gathered one by one for their forward and backward: those of the classes named in `fsdp_config`, or
-    those that a model of transformers names itself. All others are gathered at once. Must be called by all ranks.
+    """Shard `model` over the ranks in place, if the arguments say so. Must be called by all ranks.
 
     Raises:
-        ConfigurationError: if the model has none of the layers.
+        ConfigurationError: if the model has none of the layers that `fsdp_config` names.
     """
     if not args.fsdp or has_shards(model):
         return
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    layers = _layers(model, _settings(args))
-    with torch.no_grad():
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            moved = tensor.to(ranks.device)
-            ranks.copy_from_first([moved])
-            tensor.copy_(moved)
-    mesh = init_device_mesh(ranks.device.type, (ranks.count,))
-    for layer in [*layers, model]:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=_reshards(args))
-
-
-def _reshards(args: Arguments) -> bool:
-    given = _settings(args).get("reshard_after_forward")
-    return "shard_grad_op" not in str(args.fsdp).split() if given is None else bool(given)
+    room = require("pytorch_accelerated.extras.huggingface_sharding", needed_by="`fsdp`")
+    settings = _settings(args)
+    given, reshards = settings.get("transformer_layer_cls_to_wrap"), settings.get("reshard_after_forward")
+    if reshards is None:
+        reshards = "shard_grad_op" not in str(args.fsdp).split()
+    layers = room.named_layers(model, given) if given else room.layers_of(model, unsplittable_layers(model))
+    room.shard(model, layers, ranks, reshards=bool(reshards))
 
 
 def _settings(args: Arguments) -> dict[str, Any]:
     """The settings in `fsdp_config`, by their names without the prefix "fsdp_"."""
     given: Mapping[str, Any] = args.fsdp_config or {}  # type: ignore[assignment]  # a dict by now
     return {name.removeprefix("fsdp_"): value for name, value in given.items()}
-
-
-def _layers(model: nn.Module, settings: Mapping[str, Any]) -> list[nn.Module]:
-    """The layers that are sharded separately, inner ones first."""
-    inner_first = [module for module in reversed(list(model.modules())) if module is not model]
-    given = settings.get("transformer_layer_cls_to_wrap")
-    names = {given} if isinstance(given, str) else set(given or unsplittable_layers(model))
-    layers = [module for module in inner_first if type(module).__name__ in names]
-    missing = names - {type(layer).__name__ for layer in layers}
-    if given and missing:
-        raise ConfigurationError(
-            f"`transformer_layer_cls_to_wrap` names {', '.join(map(repr, sorted(missing)))}, but the "
-            f"{type(model).__name__} has only {', '.join(sorted({type(one).__name__ for one in inner_first}))}."
-        )
-    return layers
