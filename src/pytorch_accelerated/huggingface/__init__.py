@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.extras.huggingface_trackers import TensorBoardCallback
+    from pytorch_accelerated.extras.huggingface.trackers import TensorBoardCallback
 else:
 
     def __getattr__(name: str) -> Any:

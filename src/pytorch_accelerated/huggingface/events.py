@@ -389,14 +389,14 @@ class CallbackHandler(EventHandler):
 
         Args:
             reason: why it ended early, or "" for what callbacks of ours know about that.
-            skipped_updates: see `RunEnd`.
+            skipped_updates: updates that were not applied, because gradients were not finite.
         """
         ours = list(filter(is_ours, self._callbacks))
         reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
-        end = RunEnd(reason or next(filter(None, reasons), ""), skipped_updates)
+        reason = reason or next(filter(None, reasons), "")
         for callback in ours:
             if hasattr(callback, "note_end"):
-                callback.note_end(end)
+                callback.note_end(reason, skipped_updates)
 
     def close_displays(self) -> None:
         """Close progress bars and log files after an exception, for which callbacks have no event."""
@@ -440,16 +440,3 @@ def _job(kind: type) -> Any:
     """What a class of callbacks is for: those of this library and of `transformers` say so by their names."""
     name = kind.__name__.removeprefix("Notebook")  # NotebookProgressCallback
     return name if kind.__module__.partition(".")[0] in (_OURS, "transformers") else kind
-
-
-@dataclasses.dataclass(frozen=True)
-class RunEnd:
-    """What a summary says about the end of a training, besides the state.
-
-    Attributes:
-        reason: why it ended early, if that is known.
-        skipped_updates: updates that were not applied, because gradients were not finite.
-    """
-
-    reason: str = ""
-    skipped_updates: int = 0

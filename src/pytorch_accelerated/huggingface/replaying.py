@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.extras.huggingface_trackers import Recorder
+from pytorch_accelerated.extras.huggingface.trackers import Recorder
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
 from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
 from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state

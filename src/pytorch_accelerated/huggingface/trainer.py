@@ -272,7 +272,7 @@ class Trainer(TrainerHooks):
         """
         if backend not in (None, "optuna"):
             raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
-        room = require("pytorch_accelerated.extras.huggingface_search", needed_by="`hyperparameter_search`")
+        room = require("pytorch_accelerated.extras.huggingface.search", needed_by="`hyperparameter_search`")
         folder = output_dir_of(self.args)
         return room.search(self, folder, hp_space, compute_objective, n_trials, direction, hp_name, **kwargs)
 
@@ -697,7 +697,7 @@ class Trainer(TrainerHooks):
 
 
 def _results() -> Any:
-    return require("pytorch_accelerated.extras.huggingface_results", needed_by="A table, file or page of results")
+    return require("pytorch_accelerated.extras.huggingface.results", needed_by="A table, file or page of results")
 
 
 def _complaints_about_data(trainer: Trainer) -> list[str]:
@@ -726,7 +726,7 @@ def _evaluated(
     loss, logits, labels = trainer.prediction_step(
         trainer._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
     )
-    size = trainer._engine.batch_samples or evaluating.rows_in(batch)
+    size = trainer._engine._batch_samples or evaluating.rows_in(batch)
     # Like transformers, losses of batches are weighted by rows, unless the user says what an item is.
     items = None if is_ours(trainer.count_items) else trainer.count_items(batch)
     if prediction_loss_only:

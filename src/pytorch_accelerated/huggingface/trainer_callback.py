@@ -17,7 +17,6 @@ from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy
 from pytorch_accelerated.huggingface.events import CallbackHandler as CallbackHandler
 from pytorch_accelerated.huggingface.events import DefaultFlowCallback as DefaultFlowCallback
 from pytorch_accelerated.huggingface.events import ExportableState as ExportableState
-from pytorch_accelerated.huggingface.events import RunEnd
 from pytorch_accelerated.huggingface.events import TrainerCallback as TrainerCallback
 from pytorch_accelerated.huggingface.events import TrainerControl as TrainerControl
 from pytorch_accelerated.huggingface.events import TrainerState as TrainerState
@@ -38,8 +37,8 @@ from pytorch_accelerated.record.text import (
 from pytorch_accelerated.record.watching import best_facts, with_mark
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.extras.huggingface_trackers import ReportingCallback as ReportingCallback
-    from pytorch_accelerated.extras.huggingface_trackers import TensorBoardCallback as TensorBoardCallback
+    from pytorch_accelerated.extras.huggingface.trackers import ReportingCallback as ReportingCallback
+    from pytorch_accelerated.extras.huggingface.trackers import TensorBoardCallback as TensorBoardCallback
 
 
 class PrinterCallback(TrainerCallback):
@@ -167,30 +166,6 @@ class LogTable:
         row, self._row = self._row, {}
         return [with_mark(row, self.history, self.watched)] if row else []
 
-    def closing_lines(
-        self, state: Any, duration: str, speed: float | None, saved: Mapping[str, str], end: RunEnd
-    ) -> list[str]:
-        """How the run ended, its best value and its speed, and what it saved where.
-
-        Args:
-            state: of the trainer.
-            duration: which steps took how long, in words.
-            speed: in samples a second, if known.
-            saved: the names of what was saved, by path.
-            end: what else is known about the end.
-        """
-        word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
-        epochs = format_epochs(state.epoch)
-        left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
-        facts = best_facts(self.history, self.watched, names_step=True)
-        facts += [] if speed is None else [speed_in_words(speed)]
-        facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
-        done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
-        done += f" ({end.skipped_updates} skipped)" if end.skipped_updates else ""
-        reason = f": {end.reason}" if end.reason else ""
-        lines = [f"{word} {done}{duration}{reason}", ", ".join(facts)]
-        return [*(folded(line) for line in lines if line), *saved_lines(saved)]
-
 
 def format_epochs(epochs: float) -> str:
     """A number of epochs, without decimals if it is whole.
@@ -225,7 +200,7 @@ class ProgressCallback(TrainerCallback):
         self._page: Any = None
         self._started, self._first_step = 0.0, 0
         self._saved: Path | None = None
-        self._end = RunEnd()
+        self._reason, self._skipped = "", 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Start the bar of the updates, and a table."""
@@ -233,7 +208,7 @@ class ProgressCallback(TrainerCallback):
         self._lines = LineDisplay(show)
         if not state.is_local_process_zero:
             return
-        self._started, self._saved, self._end = time.perf_counter(), None, RunEnd()
+        self._started, self._saved, self._reason, self._skipped = time.perf_counter(), None, "", 0
         self._first_step = state.global_step
         self._table = LogTable(_watched(args), state.log_history)
         self._page = new_page(MINOR_COLUMNS)
@@ -284,24 +259,35 @@ class ProgressCallback(TrainerCallback):
         self._saved = output_dir_of(args) / checkpoint_name(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Remove all bars, and sum the run up."""
+        """Remove all bars, and sum the run up: how it ended, its best value and its speed, what it saved where."""
         table = self._table
         self._finish()
-        if table is not None:
-            saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
-            if state.best_model_checkpoint is not None:
-                saved = {**saved, str(state.best_model_checkpoint): "best model"}
-            speed = dict(*state.log_history[-1:]).get("train_samples_per_second")
-            new = f", the last {state.global_step - self._first_step}" if self._first_step else ""
-            duration = f"{new} in {format_duration(time.perf_counter() - self._started)}"
-            existing = {path: what for path, what in saved.items() if Path(path).is_dir()}
-            show("\n".join(map(printable, table.closing_lines(state, duration, speed, existing, self._end))))
+        if table is None:
+            return
+        word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
+        epochs = format_epochs(state.epoch)
+        done = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {format_count(state.global_step, 'step')}"
+        done += f" ({self._skipped} skipped)" if self._skipped else ""
+        done += f", the last {state.global_step - self._first_step}" if self._first_step else ""
+        duration = format_duration(time.perf_counter() - self._started)
+        reason = f": {self._reason}" if self._reason else ""
+        facts = best_facts(table.history, table.watched, names_step=True)
+        speed = dict(*state.log_history[-1:]).get("train_samples_per_second")
+        facts += [] if speed is None else [speed_in_words(speed)]
+        left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
+        facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
+        lines = [folded(line) for line in (f"{word} {done} in {duration}{reason}", ", ".join(facts)) if line]
+        saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
+        if state.best_model_checkpoint is not None:
+            saved = {**saved, str(state.best_model_checkpoint): "best model"}
+        lines += saved_lines({path: what for path, what in saved.items() if Path(path).is_dir()})
+        show("\n".join(map(printable, lines)))
 
-    def note_end(self, end: RunEnd) -> None:
+    def note_end(self, reason: str, skipped_updates: int) -> None:
         """Note how the run ended, for the summary."""
-        self._end = end
-        if self._page is not None and end.reason:
-            self._page.note_end(f"Stopped early: {end.reason}")
+        self._reason, self._skipped = reason, skipped_updates
+        if self._page is not None and reason:
+            self._page.note_end(f"Stopped early: {reason}")
 
     def close(self) -> None:
         """Remove all bars, and print what has been logged, also after an exception, for which there is no event."""
@@ -370,7 +356,7 @@ def reporting_callbacks(report_to: Sequence[str]) -> list[Any]:
 
 
 def _trackers() -> Any:
-    return require("pytorch_accelerated.extras.huggingface_trackers", needed_by="`report_to`")
+    return require("pytorch_accelerated.extras.huggingface.trackers", needed_by="`report_to`")
 
 
 if not TYPE_CHECKING:

@@ -168,4 +168,4 @@ class Seq2SeqTrainer(Trainer):
 
 
 def _generation() -> Any:
-    return require("pytorch_accelerated.extras.huggingface_generation", needed_by="`predict_with_generate`")
+    return require("pytorch_accelerated.extras.huggingface.generation", needed_by="`predict_with_generate`")

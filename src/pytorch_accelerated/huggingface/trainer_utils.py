@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import set_seed as set_seed
 from pytorch_accelerated.huggingface.arguments.fields import HubStrategy as HubStrategy
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy as IntervalStrategy
@@ -241,32 +242,11 @@ def speed_metrics(
 
 
 def meter_memory(stage: str, args: Any, *, is_nested: bool = False) -> Callable[[], dict[str, int]]:
-    """A function for the bytes that this process has more than now, by name; for none, as the arguments may say.
-
-    They are ``<stage>_mem_cpu_alloc_delta``, with CUDA also ``<stage>_mem_gpu_alloc_delta`` and
-    ``<stage>_mem_gpu_peaked_delta``, by which the peak exceeds the end; of a stage within another, not the peak.
-    """
+    """A function for the bytes that this process has more than now, by name; for none, as the arguments may say."""
     if args.skip_memory_metrics:
         return dict
-    import psutil  # comes with accelerate
-
-    has_gpu = torch.cuda.is_available()
-    if has_gpu and not is_nested:
-        torch.cuda.reset_peak_memory_stats()
-
-    def bytes_now() -> dict[str, int]:
-        in_use = {f"{stage}_mem_cpu_alloc_delta": psutil.Process().memory_info().rss}
-        return {**in_use, f"{stage}_mem_gpu_alloc_delta": torch.cuda.memory_allocated()} if has_gpu else in_use
-
-    def added() -> dict[str, int]:
-        deltas = {name: int(now - before[name]) for name, now in bytes_now().items()}
-        if has_gpu and not is_nested:
-            peak = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            deltas[f"{stage}_mem_gpu_peaked_delta"] = peak
-        return deltas
-
-    before = bytes_now()
-    return added
+    room = require("pytorch_accelerated.extras.huggingface.memory", needed_by="`skip_memory_metrics=False`")
+    return room.meter(stage, is_nested=is_nested)  # type: ignore[no-any-return]
 
 
 def warn(message: str) -> None:

@@ -153,7 +153,7 @@ def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
     """
     if not args.fsdp or has_shards(model):
         return
-    room = require("pytorch_accelerated.extras.huggingface_sharding", needed_by="`fsdp`")
+    room = require("pytorch_accelerated.extras.huggingface.sharding", needed_by="`fsdp`")
     settings = _settings(args)
     given, reshards = settings.get("transformer_layer_cls_to_wrap"), settings.get("reshard_after_forward")
     if reshards is None:

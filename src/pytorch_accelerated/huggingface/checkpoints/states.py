@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
@@ -357,57 +357,14 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     """Read a file of transformers or of this library for `seeding.restore_generator_states`; None without a file."""
     if kind_of(path) is None:
         return None
+    room = require("pytorch_accelerated.extras.huggingface.generators", needed_by=f"{path}")
     try:
-        with torch.serialization.safe_globals(_OF_ARRAYS):
-            states = _native(load_portable(path))
+        with torch.serialization.safe_globals(room.ARRAYS):
+            states = room.native(load_portable(path))
         check_generator_states(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {error}). It holds the states of random generators; "
             "delete it to resume with other random numbers."
         ) from error
-    return states
-
-
-class _PlainType:
-    """Stands for a dtype of numpy in a file of others: plain numbers only."""
-
-    def __init__(self, code: str, *_: Any) -> None:
-        self.dtype = np.dtype(str(code))
-        if self.dtype.kind not in "biuf":
-            raise ValueError(f"an array of {self.dtype}")
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dtype = self.dtype.newbyteorder(state[1])
-
-
-class _PlainArray:
-    """Stands for an array of numpy in a file of others.
-
-    Numpy's own functions trust what they are given: an array of objects made of raw bytes has forged pointers.
-    """
-
-    def __init__(self, *_: Any) -> None:
-        self.values = np.empty(0)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, _, data = state
-        self.values = np.frombuffer(data, kind.dtype).reshape(shape)
-
-
-# Older versions of numpy had another name for the module.
-_OF_ARRAYS: list[Any] = [(_PlainArray, "numpy.ndarray"), (_PlainType, "numpy.dtype")]
-_OF_ARRAYS += [(_PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-
-
-def _native(known: dict[str, Any]) -> dict[str, Any]:
-    algorithm, keys, *rest = known["numpy"]
-    values = keys.values if isinstance(keys, _PlainArray) else keys
-    numpy_state = [algorithm, torch.from_numpy(np.array(values, dtype=np.int64)), *rest]
-    states = {"torch": known["cpu"], "numpy": numpy_state, "random": known["python"]}
-    if "cuda" in known and torch.cuda.is_available():
-        states["cuda"] = known["cuda"]
-        if isinstance(known["cuda"], torch.Tensor):
-            states["cuda"] = torch.cuda.get_rng_state_all()
-            states["cuda"][torch.cuda.current_device()] = known["cuda"]
     return states

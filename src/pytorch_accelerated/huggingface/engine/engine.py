@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.checkpoints.states import CheckpointStates, read_trainer_state
@@ -30,10 +28,8 @@ from pytorch_accelerated.loop.evaluation import Prediction
 from pytorch_accelerated.loop.preparing import distributed, loader_of_pass
 from pytorch_accelerated.prediction.collecting import PredictionCollector
 from pytorch_accelerated.ranks.accelerators import Accelerator, create_accelerator
-from pytorch_accelerated.ranks.keeping import Kept
 from pytorch_accelerated.ranks.preparation import PreparedModel
 from pytorch_accelerated.ranks.wrappers import bare_model
-from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
@@ -88,11 +84,6 @@ class Engine(NativeTrainer):
             return most
         return max(1, min(most, int(batches) - self.run_state.updates_in_epoch * most))
 
-    @property
-    def batch_samples(self) -> int | None:
-        """Rows of the batch that is being evaluated, as far as the loader knows."""
-        return self._batch_samples
-
     def evaluate_rows(
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
@@ -128,12 +119,7 @@ class Engine(NativeTrainer):
     def run_training(self, checkpoint: Path | None, ignore_keys: Sequence[str] | None) -> TrainOutput:
         """Train from `checkpoint` on. If the arguments say so, halve the batch size as often as memory runs out.
 
-        Before each attempt, weights, optimizer, schedule and generators are what they were before the first one, so the
-        one that succeeds equals one without failed attempts. Callbacks have seen these, however. Must be called by all
-        ranks; `ignore_keys` are outputs of the model that evaluations leave out.
-
-        Raises:
-            torch.OutOfMemoryError: if a single row does not fit.
+        Must be called by all ranks; `ignore_keys` are outputs of the model that evaluations leave out.
         """
         face, size = self._face, self._face.args.train_batch_size
         self._ignore_keys, self.model = ignore_keys, face.model
@@ -141,30 +127,8 @@ class Engine(NativeTrainer):
             return self._train_once(checkpoint, size)
         if checkpoint is not None:
             size = read_trainer_state(checkpoint).train_batch_size or size
-        given, before = (face.optimizer, face.lr_scheduler), Kept()
-        before.generators()
-        for part in (part for part in given if part is not None):
-            state = copy.deepcopy(part.state_dict())
-            before.call(lambda part=part, state=state: part.load_state_dict(copy.deepcopy(state)))
-        before.tensors(itertools.chain(face.model.parameters(), face.model.buffers()), device="cpu")
-        while True:
-            try:
-                return self._train_once(checkpoint, size)
-            except RuntimeError as error:
-                if size == 1 or not _is_out_of_memory(error):
-                    raise
-            # Here the traceback of the error no longer holds the tensors of the failed attempt.
-            before.restore()
-            face.optimizer, face.lr_scheduler = given
-            face.model.zero_grad()
-            if torch.accelerator.is_available():
-                torch.accelerator.empty_cache()
-            warn_user(
-                self.ranks,
-                f"Batches of {size} rows do not fit into memory, so the run restarts with {size // 2} "
-                "(`auto_find_batch_size`). To avoid the failed attempt, set `per_device_train_batch_size`.",
-            )
-            size //= 2
+        room = require("pytorch_accelerated.extras.huggingface.fitting", needed_by="`auto_find_batch_size`")
+        return room.train(face, self.ranks, size, lambda size: self._train_once(checkpoint, size))  # type: ignore[no-any-return]
 
     def _train_once(self, checkpoint: Path | None, batch_size: int) -> TrainOutput:
         """Train with batches of so many rows on one device."""
@@ -286,16 +250,3 @@ def _model_of_the_moment(context: Context) -> Iterator[None]:
     finally:
         prepared.release(model)
         context.model = trained
-
-
-# Libraries also raise a plain RuntimeError when memory has run out, and kernels a class of CUDA's.
-_WORDS_OF_OUT_OF_MEMORY = (
-    "out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _WORDS_OF_OUT_OF_MEMORY)

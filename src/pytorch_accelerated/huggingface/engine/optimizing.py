@@ -52,7 +52,7 @@ def keep_embeddings_whole(model: nn.Module) -> None:
 
 
 def _extras() -> Any:
-    return require("pytorch_accelerated.extras.huggingface_optimizers", needed_by="`optim`")
+    return require("pytorch_accelerated.extras.huggingface.optimizers", needed_by="`optim`")
 
 
 def _parsed(optim_args: str) -> dict[str, Any]:
