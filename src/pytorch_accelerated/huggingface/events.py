@@ -120,7 +120,7 @@ class TrainerState:
     def to_json(self) -> str:
         """The content of ``trainer_state.json``."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        # Python writes and reads losses that are not finite as NaN and Infinity.
+        # Python's JSON has NaN and Infinity, for losses that are not finite.
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
@@ -260,7 +260,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-# Flags of the control that are cleared when an event begins: fulfilled, or about to be decided again.
+# An event clears these flags of the control when it begins: they are fulfilled, or about to be decided again.
 _CLEARED_AT = {
     "on_train_begin": ("should_training_stop",),
     "on_epoch_begin": ("should_epoch_stop",),
@@ -269,9 +269,9 @@ _CLEARED_AT = {
     "on_evaluate": ("should_evaluate",),
     "on_log": ("should_log",),
 }
-# The attributes of `CallbackHandler` that every callback gets.
+# Every callback gets these attributes of `CallbackHandler`.
 _HANDED_OVER = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
-# The values of an event that `CallbackHandler` may be given by position.
+# Scripts give these values of an event by position.
 _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
 
@@ -340,8 +340,8 @@ class CallbackHandler(EventHandler):
     ) -> None:
         """Call all callbacks in their order, with the arguments, the state and the control that a trainer has now.
 
-        Each is asked for its method when its turn comes, which takes no longer than a look whether an earlier answer
-        still holds: scripts exchange callbacks, and methods of them, in the middle of a run.
+        Each is asked for its method when its turn comes, because scripts exchange callbacks, and methods of them, in
+        the middle of a run. To check whether an earlier answer still holds would take as long.
 
         Args:
             event: the name of the method.
@@ -427,7 +427,7 @@ class CallbackHandler(EventHandler):
         return True
 
 
-for _event in EVENTS:  # each is also a method, which scripts call
+for _event in EVENTS:  # scripts call the method of an event
     setattr(CallbackHandler, _event, functools.partialmethod(CallbackHandler.call_own_event, _event))
 
 

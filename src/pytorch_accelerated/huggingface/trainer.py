@@ -123,6 +123,7 @@ class Trainer(TrainerHooks):
     ) -> None:
         args = TrainingArguments() if args is None else args
         optimizers = as_one(optimizers[0]), optimizers[1]
+        # Complaints are collected, so that one error names all that has to be changed.
         parts = model, model_init, optimizers, optimizer_cls_and_kwargs
         complaints = refusing.complaints_about_parts(args, *parts)
         args.check()
@@ -130,7 +131,7 @@ class Trainer(TrainerHooks):
         parallel.refuse_processes(args)
         parallel.warn_about_idle_devices(args)
         set_log_level(args)
-        parallel.seed_run(args)
+        parallel.seed_run(args)  # before `model_init`, which draws the weights
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
         if (
@@ -176,16 +177,18 @@ class Trainer(TrainerHooks):
         self._staged: saving.StagedCheckpoint | None = None  # while a checkpoint is written
 
         self.control = TrainerControl()
+        # The display is the last one, so that it shows what the others have changed in the logs.
         shown_by = PrinterCallback if self.args.disable_tqdm else ProgressCallback
         reporters = reporting_callbacks(self.args.report_to)  # type: ignore[arg-type]  # a list by now
         every = [*DEFAULT_CALLBACKS, *reporters, *(callbacks or ()), shown_by]
         self.callback_handler = CallbackHandler(every, self.model, processing_class, *optimizers)
         is_placed = args.place_model_on_device
-        is_cut = self.is_fsdp_enabled or knowledge.has_own_place(self.model)
-        self.place_model_on_device = not is_cut if is_placed is None else is_placed
+        # Sharding moves the parts of a model itself, and quantized or dispatched models can't be moved.
+        stays = self.is_fsdp_enabled or knowledge.has_own_place(self.model)
+        self.place_model_on_device = not stays if is_placed is None else is_placed
         self._engine = Engine(self, optimizers, **parallel.native_arguments(self.args))
         self._make_model_ready()
-        if self.args.should_save:
+        if self.args.should_save:  # scripts write to the folder before they train
             folder = output_dir_of(self.args)
             with explained(folder, "making the folder"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -224,6 +227,7 @@ class Trainer(TrainerHooks):
         if complaints := _complaints_about_data(self):
             refusing.refuse(complaints)
         if self.model_init is not None:
+            # Each training has a new model, with the same weights as the one before.
             parallel.seed_run(self.args)
             self.model = self.model_wrapped = self.call_model_init(trial)
             self.callback_handler.model = self.model
@@ -232,6 +236,7 @@ class Trainer(TrainerHooks):
         if self.processing_class is not None:
             knowledge.take_over_special_tokens(self.model, self.processing_class, logs=self.is_world_process_zero())
         engine = self._engine
+        # A second training keeps the optimizer, unless its model is a new one; a schedule of ours begins again.
         if engine.given_schedule is None:
             self.lr_scheduler = None
         if engine.given_optimizer is None and self.model_init is not None:

@@ -1,6 +1,7 @@
 """An update and a training of the Hugging Face trainer: events, the requests of callbacks, logs and results.
 
-`training_step` takes the place of the native forward and backward pass.
+The native loop trains. `FaceStep` puts the user's `training_step` in the place of the native forward and backward pass;
+`FaceTraining` fires the events of `transformers` around updates and epochs, and does what callbacks ask for.
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ class FaceStep(Step):
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
         emitter, face, update = self.context.emitter, self.face, micro_batch.update
-        if update is not self.micro_batch.update:  # its first batch
+        if update is not self.micro_batch.update:  # an update begins
             emitter.defer(face.callback_handler.fire, "on_step_begin", face)
             self._loss = None
             if not self.has_own_batches:
                 self._items = None if update.items is None else items_of_update(*update.items, face.args)
-        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts act on it
+        self.context.accelerator.sync_gradients = micro_batch.is_last  # scripts read it, to act once per update
         super().add(micro_batch)
         if not micro_batch.is_last:
             emitter.defer(face.callback_handler.fire, "on_substep_end", face)
@@ -97,6 +98,7 @@ class FaceStep(Step):
         emitter, face = self.context.emitter, self.face
         self.samples_used += self.micro_batch.update.samples
         batches, state, position = self.training.batches_of_epoch, face.state, self.context.state
+        # The last update of an epoch may have fewer batches than the others, and the epoch must not seem to be over.
         used = min(position.updates_in_epoch * face.args.gradient_accumulation_steps, batches)
         state.global_step, state.epoch = position.updates, position.epochs + used / batches
         if self.training.counter.counts_tokens:
@@ -106,7 +108,7 @@ class FaceStep(Step):
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
         training_step, model = self.face.training_step, self.context.model
-        if not model.training:  # after an evaluation
+        if not model.training:  # a callback has evaluated; in transformers, too, the step itself switches back
             model.train()
         try:
             share = training_step(model, batch, self._items)
@@ -118,7 +120,7 @@ class FaceStep(Step):
                 f"{type(self.face).__name__}.training_step returned None, but its loss is logged. Return the batch's "
                 "share of it, as that of the super class does."
             )
-        if self.micro_batch.is_borrowed:  # this rank has no row left
+        if self.micro_batch.is_borrowed:  # this rank has no row left, and computes only to exchange gradients
             share = torch.zeros_like(share)
         elif self.training.counter.is_needed:
             self.training.counter.count(batch)
@@ -131,13 +133,13 @@ class FaceStep(Step):
         losses are means, and weighted.
         """
         micro_batch = self.micro_batch
-        if micro_batch.is_borrowed or micro_batch.items == 0:  # a mean of nothing is NaN
+        if micro_batch.is_borrowed or micro_batch.items == 0:  # a mean of nothing is NaN, and NaN times 0 as well
             return adding_nothing(loss)
         is_share = self.face.loss_is_scaled_for_ga
         if is_share is None and num_items_in_batch is not None and self.face.counts_items:
             is_share = True
             self._check_scale()
-        # If sizes of batches are unknown, batches are counted instead.
+        # The loader doesn't know the sizes of some batches; then each batch of an update counts the same.
         weight = 1 / micro_batch.update.samples if micro_batch.weight is None else micro_batch.weight
         return loss if is_share or weight == 1 else loss * weight
 
@@ -152,15 +154,16 @@ class FaceStep(Step):
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
         elif self.training.log.may_be_due():
-            # Norms of the tensors: combining them is slower, and can wait until the norm is logged.
+            # The norms of single tensors are enough here: combining them costs more, and can wait for the log.
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
         else:
             self.norms = None
         context.emitter.defer(face.callback_handler.fire, "on_pre_optimizer_step", face)
+        # The schedule steps right after the optimizer, but the log belongs to this update.
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
         context.optimizer.step()
         context.emitter.defer(face.callback_handler.fire, "on_optimizer_step", face)
-        context.losses.update(self._loss)
+        context.losses.update(self._loss)  # a log is a mean over updates, not over batches
 
     @property
     def gradient_norm(self) -> float | None:
@@ -196,13 +199,13 @@ class FaceStep(Step):
             planned: list[MicroBatch] = []
             left = _of_update(itertools.chain([first], batches), planned)
             own, self._items = face.get_batch_samples(left, face.current_gradient_accumulation_steps, device)
-            collections.deque(left, maxlen=0)  # which are left out
+            collections.deque(left, maxlen=0)  # the user leaves these out, but the next update begins after them
             if not own:
                 raise HookOutputError(
                     f"{type(face).__name__}.get_batch_samples returned no batch for an update. Return at least one of "
                     "those that the iterator yields."
                 )
-            if len(own) != len(planned):  # batches that count the same
+            if len(own) != len(planned):  # nobody knows which is which, so each counts the same
                 planned = [MicroBatch(None, weight=1 / len(own), is_last=False, update=first.update) for _ in own]
                 planned[-1] = planned[-1]._replace(is_last=True)
             for each, batch in zip(planned, own, strict=True):
@@ -294,6 +297,7 @@ class FaceTraining(Training):
         """Prepare callbacks and counts: the engine is about to run."""
         face, engine = self.face, self._engine
         if self._args.save_strategy != SaveStrategy.NO:
+            # Another run in the folder is refused now, not at the first checkpoint, hours later.
             folder, first_step = output_dir_of(self._args), face.state.global_step + 1
             self.context.saves.claim_folder(folder, "output_dir")
             self.context.ranks.do_on_first(
@@ -372,9 +376,9 @@ class FaceTraining(Training):
         self.face.control.should_training_stop = True
 
     def end_part(self, event: str) -> None:
-        """Fire the event at the end of an update or an epoch, then log, and have the engine evaluate or save.
+        """Fire the event at the end of an update or an epoch, then log, evaluate and save, as the control says.
 
-        It is done in this order, as the control says.
+        The evaluation and the save wait for the next safe point.
         """
         self.face.callback_handler.fire(event, self.face)
         control = self.agreed_control()
@@ -383,7 +387,7 @@ class FaceTraining(Training):
             control = self.agreed_control()
         if control.should_evaluate:
             self._engine.request_evaluation()
-        elif control.should_save:
+        elif control.should_save:  # after an evaluation, which may change the best model, see below
             self._request_checkpoint()
 
     def evaluate_as_requested(self) -> None:
@@ -393,6 +397,7 @@ class FaceTraining(Training):
             metrics = self.face._evaluate(None, self._ignore_keys)
         finally:
             self.evaluates_as_requested = False
+        # If the checkpoint of the new best model can't be written, the earlier one stays the best.
         self._best_before = {name: getattr(self.face.state, name) for name in _BEST}
         is_best = self.face._determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
@@ -406,7 +411,7 @@ class FaceTraining(Training):
         try:
             self.face._save_checkpoint(self.face.model_wrapped, None)
         except CheckpointError:
-            if state.best_global_step == state.global_step:  # the weights of the best model are lost
+            if state.best_global_step == state.global_step:  # the weights of that model are lost
                 vars(state).update(self._best_before)
             raise
         logger.info("Saved %s", self._engine.states.checkpoint_folder())
