@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface import knowledge
 from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
@@ -45,7 +46,7 @@ class TrainerHooks:
     model_accepts_loss_kwargs: bool
     compute_loss_func: Callable[..., torch.Tensor] | None
     label_names: list[str]
-    label_smoother: knowledge.LabelSmoother | None
+    label_smoother: Any
     optimizer: Any
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
     lr_scheduler: Any
@@ -146,7 +147,6 @@ class TrainerHooks:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
             items = num_items_in_batch  # by which it is divided
         else:
-            assert self.label_smoother is not None
             named = {"logits": outputs} if isinstance(outputs, torch.Tensor) else outputs
             number = {} if items is None else {"num_items_in_batch": items}
             loss = self.label_smoother(named, labels, shift_labels=knowledge.predicts_next_token(self.model), **number)
@@ -337,12 +337,13 @@ class TrainerHooks:
             return SequentialSampler(dataset)
         if self.args.train_sampling_strategy == SamplingStrategy.RANDOM:
             return RandomSampler(dataset)
-        lengths = knowledge.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
+        room = require("pytorch_accelerated.extras.huggingface.lengths", needed_by="`train_sampling_strategy`")
+        lengths = room.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
         # Rows are sorted within a pool: an update, or so many that rows are of similar length, and that epochs differ.
         pool = self.get_total_train_batch_size(self.args)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
             pool = _BATCHES_PER_POOL * self._train_batch_size * self.args.gradient_accumulation_steps
-        return knowledge.LengthGroupedSampler(lengths, pool)
+        return room.LengthGroupedSampler(lengths, pool)  # type: ignore[no-any-return]
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the rows of an evaluation; None for that of the dataset."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import dis
 import inspect
 import logging
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
 
 from pytorch_accelerated.data.building import refuse_several
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.record.warning import stacklevel_of_user
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
@@ -138,46 +134,6 @@ def _nothing_left(present: Sequence[str], columns: Sequence[str]) -> DataError:
         f"The dataset has the columns {', '.join(map(repr, present)) or '(none)'}, none of which the model's forward "
         f"takes: {', '.join(map(repr, columns))}. Rename them, or set remove_unused_columns=False."
     )
-
-
-class LengthGroupedSampler(Sampler[int]):
-    """Yields rows in random order, but sorted by length within pools, so that batches have rows of similar length.
-
-    The first batch has the longest row, so that running out of memory happens at once.
-    """
-
-    def __init__(self, lengths: Sequence[int], pool_size: int) -> None:
-        self._lengths = torch.as_tensor(lengths)
-        self._pool_size = pool_size
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(len(self))
-        if len(self):
-            longest = int(self._lengths[order].argmax())
-            order[[0, longest]] = order[[longest, 0]]
-        pools = torch.split(order, self._pool_size)
-        return iter(
-            torch.cat([pool[self._lengths[pool].argsort(descending=True, stable=True)] for pool in pools]).tolist()
-        )
-
-
-def row_lengths(dataset: Any, length_column: str, input_name: str) -> list[int]:
-    """The length of each row: its column `length_column`, or else the length of its inputs."""
-    columns = getattr(dataset, "column_names", None)
-    if isinstance(columns, list) and length_column in columns:
-        return list(dataset[length_column])
-    first = dataset[0] if len(dataset) else {}
-    if length_column not in first and input_name not in first:
-        raise ConfigurationError(
-            f"Rows should be grouped by length, but a row has neither {length_column!r} nor {input_name!r}: name the "
-            "column with `length_column_name`, or choose another `train_sampling_strategy`."
-        )
-    if length_column in first:
-        return [int(row[length_column]) for row in dataset]
-    return [len(row[input_name]) for row in dataset]
 
 
 class PaddingCollator:
@@ -314,52 +270,6 @@ def reads_scale(compute_loss: Any) -> bool:
     names += ["num_items_in_batch", "gradient_accumulation_steps"]
     read = " ".join(str(each.argval) for each in dis.get_instructions(code) if "LOAD" in each.opname)
     return any(name in read for name in names)
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelSmoother:
-    """Computes a cross-entropy with smoothed labels, as the mean over labels other than `ignore_index`.
-
-    The share `epsilon` of each label is distributed equally over all classes.
-    """
-
-    epsilon: float = 0.1
-    ignore_index: int = -100
-
-    def __call__(
-        self, model_output: Any, labels: torch.Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """The loss. With `shift_labels`, the logits of a position predict the label of the next one.
-
-        Args:
-            model_output: a mapping with "logits", or a tuple that begins with them; the last dimension are classes.
-            labels: of the same shape without the last dimension.
-            shift_labels: see above.
-            num_items_in_batch: to divide the sum by, instead of the number of labels that count.
-        """
-        logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
-        if shift_labels:
-            logits, labels = logits[..., :-1, :], labels[..., 1:]
-        loss = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]),
-            labels.reshape(-1),
-            ignore_index=self.ignore_index,
-            label_smoothing=self.epsilon,
-            reduction="mean" if num_items_in_batch is None else "sum",
-        )
-        return loss if num_items_in_batch is None else loss / num_items_in_batch
-
-
-def make_label_smoother(epsilon: float, model: Any) -> LabelSmoother | None:
-    """The smoother for `model`, if there is anything to smooth; with a warning, none for labels of several classes."""
-    if epsilon and getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-        warnings.warn(
-            f"`label_smoothing_factor` is {epsilon}, but labels of multi-label classification cannot be smoothed: they "
-            "stay as they are. Set it to 0, or smooth them in a `compute_loss_func`.",
-            stacklevel=stacklevel_of_user(),
-        )
-        return None
-    return LabelSmoother(epsilon) if epsilon else None
 
 
 _NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")

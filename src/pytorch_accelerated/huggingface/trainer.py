@@ -163,7 +163,10 @@ class Trainer(TrainerHooks):
         self._train_batch_size = args.train_batch_size
         self._eval_dataloaders = {}
         self.model = model if model_init is None else self.call_model_init()
-        self.label_smoother = knowledge.make_label_smoother(args.label_smoothing_factor, self.model)
+        self.label_smoother = None
+        if args.label_smoothing_factor:
+            room = require("pytorch_accelerated.extras.huggingface.smoothing", needed_by="`label_smoothing_factor`")
+            self.label_smoother = room.label_smoother(args.label_smoothing_factor, self.model)
         names = args.label_names
         if names is None:
             names = knowledge.find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
