@@ -239,15 +239,19 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-@functools.cache
 def arguments_of(kind: type) -> dict[str, Argument]:
     """The arguments of a class by name, without fields of a subclass's own.
 
     A subclass may have a field with the name of an argument. If that is a supported one, it keeps its kind and its
     limits; an unsupported one becomes the subclass's own.
     """
+    return _arguments_of(kind.__mro__)
+
+
+@functools.cache
+def _arguments_of(bases: tuple[type, ...]) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(bases):
         fields = vars(base).get("__dataclass_fields__", {})
         for name, annotation in inspect.get_annotations(base).items():  # HfArgumentParser changes the fields' own types
             own = _KNOWN.get(fields.get(name))

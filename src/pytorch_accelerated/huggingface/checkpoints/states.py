@@ -360,7 +360,7 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     room = require("pytorch_accelerated.extras.huggingface.generators", needed_by=f"{path}")
     try:
         with torch.serialization.safe_globals(room.ARRAYS):
-            states = room.native(load_portable(path))
+            states: dict[str, Any] = room.native(load_portable(path))
         check_generator_states(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(
