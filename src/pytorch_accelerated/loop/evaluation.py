@@ -23,7 +23,7 @@ from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import map_tensors
 from pytorch_accelerated.ranks.sharding import has_shards
-from pytorch_accelerated.ranks.wrappers import for_evaluation
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
 
 # A number of batches, not of seconds: sums of losses must be divided at the same places in each run.
@@ -52,7 +52,7 @@ class Pass:
         """
         context = self.context
         with context.parts.mode.evaluating(), kept() as before:
-            model = for_evaluation(context.parts.model)  # a wrapper would wait for ranks that have no batch
+            model = bare_model(context.parts.model)  # a wrapper would wait for ranks that have no batch
             before.attributes(context.parts, model=model)
             before.attributes(context.parts.reports, losses=LossTracker(), position_in_pass=None)
             if context.parts.ranks.count > 1:

@@ -50,32 +50,28 @@ if TYPE_CHECKING:
     from pytorch_accelerated.extras.object_storage import Uploads
 
 
+@dataclasses.dataclass(eq=False)
 class Requests:
     """Keeps requests and serves them in a fixed order: first the evaluation, then the saves.
 
     A callback may ask for a save in the middle of an update, or before others have been told of the event. Both would
     be half a state, so a save waits until the update and the event are complete.
 
-    Args:
+    Attributes:
         saves: what the run has saved.
         evaluate: evaluates within a training epoch.
         write_state: writes a training state, given a folder, further entries, and whether to write in the background.
-
-    Attributes:
         evaluation: whether an evaluation was requested.
         states: the requested training states.
         defers_saves: whether saves must wait for a safe point. Only training has moments that cannot be saved.
     """
 
-    def __init__(
-        self, saves: Saves, evaluate: Callable[[], None], write_state: Callable[[Path, dict[str, Any], bool], None]
-    ) -> None:
-        self.evaluation = False
-        self.states: list[tuple[Path, dict[str, Any], bool]] = []
-        self.defers_saves = False
-        self._saves = saves
-        self._evaluate = evaluate
-        self._write_state = write_state
+    saves: Saves
+    evaluate: Callable[[], None]
+    write_state: Callable[[Path, dict[str, Any], bool], None]
+    evaluation: bool = False
+    states: list[tuple[Path, dict[str, Any], bool]] = dataclasses.field(default_factory=list)
+    defers_saves: bool = False
 
     @contextlib.contextmanager
     def deferring_saves(self) -> Iterator[None]:
@@ -92,17 +88,17 @@ class Requests:
         """Serve the requests, and if `repeats` an evaluation that a stop interrupted. Must be called by all ranks."""
         if self.evaluation or (repeats and position.is_evaluation_due):
             self.evaluation, position.is_evaluation_due = False, True
-            self._evaluate()
+            self.evaluate()
             position.is_evaluation_due = False
         self.write_states()
 
     def write_states(self) -> None:
         """Write the requested states."""
         while self.states:
-            self._saves.finish()
+            self.saves.finish()
             folder, extra, background = self.states.pop(0)
-            with self._saves.attempt(folder):
-                self._write_state(folder, extra, background)
+            with self.saves.attempt(folder):
+                self.write_state(folder, extra, background)
 
     def forget(self) -> None:
         """Forget everything: the run goes back to an earlier state."""

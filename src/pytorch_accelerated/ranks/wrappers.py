@@ -41,11 +41,6 @@ def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
     return model if keeps_compiled else uncompiled(model)
 
 
-def for_evaluation(model: Any) -> Any:
-    """The model without a wrapper that would wait for ranks that have no batch."""
-    return model.module if isinstance(model, PARALLEL) else model
-
-
 def compile_in_place(model: nn.Module, arguments: Mapping[str, Any] | bool) -> None:
     """Compile `model` or its repeated blocks at their next call. The names in the state dict stay the same.
 
