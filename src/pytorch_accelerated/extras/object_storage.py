@@ -342,7 +342,7 @@ def fetch_state(store: Store, folder: Path, ranks: Ranks, check: Callable[[Path]
     If newer or incomplete states had to be skipped, one warning says which and why.
 
     Args:
-        store: of a state, or of a folder of several.
+        store: of one state, or of a folder of states.
         folder: the local folder.
         ranks: the processes.
         check: called on the first rank with a local state; raises an `InvalidCheckpointError` if that is damaged.

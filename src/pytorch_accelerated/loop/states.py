@@ -95,6 +95,7 @@ class Requests:
     def write_states(self) -> None:
         """Write the requested states."""
         while self.states:
+            # The state before ends first: its failure belongs to its own folder, not to the one that is written next.
             self.saves.finish()
             folder, extra, background = self.states.pop(0)
             with self.saves.attempt(folder):
@@ -141,6 +142,7 @@ class States:
         if source is None:
             return None
         is_whole = is_replicated(context.accelerator) and not has_shards(context.model)
+        # A rank of a sharded model reads only its pieces later, so nothing that is read here could be kept for it.
         check: Callable[[Path], Any] = self._remember if is_whole else verify
         if is_url(source):
             url = str(source)
@@ -235,7 +237,7 @@ class States:
         """Write a training state, if its parameters are finite: a run that resumes from others could only fail."""
         context, saves = self.context, self.context.saves
         check_model_finite(context.model, context.ranks)
-        # A state has no place for step records that have ended, but whose losses are still on the device.
+        # Step records that have ended go to the history first: a state holds only the open one.
         context.reports.complete_records()
         if background:
             saves.in_background = folder

@@ -1,5 +1,6 @@
-"""What a trainer and its loss function hold besides model, optimizer and scheduler: a target network, a loss with
-parameters, a second optimizer. It belongs to a run like these, so it is saved, restored and kept equal on all ranks."""
+"""Held parts: what a trainer and its loss function have in addition to model, optimizer and scheduler, such as a target
+network, a loss with parameters or a second optimizer. A run saves and restores them, and keeps them equal on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _METHODS = ("step", "state_dict", "load_state_dict")  # of optimizers, scheduler
 def held_parts(holder: Any) -> dict[str, Any]:
     """Modules, parameters, optimizers and schedulers that are attributes of a trainer or of its loss function, by path.
 
-    Those in lists, tuples and dicts there too, and parameters that only an optimizer has, each once. The trainer's own
+    Those in lists, tuples and dicts count too, and parameters that only an optimizer has, each once. The trainer's own
     model, optimizer and scheduler, and what belongs to them, are left out.
     """
     own = _own_parts(holder)
@@ -140,7 +141,7 @@ def _parts(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(path: str, function: Any) -> Iterator[tuple[str, Any]]:
-    """Those of a loss function: a module, an object with attributes, a method, or a partial call of one of these."""
+    """The parts of a loss function: a module, an object with attributes, a method, or a partial call of one."""
     if isinstance(function, functools.partial):
         yield from _parts_of_function(f"{path}.func", function.func)
     attributes = {name: getattr(function, name, ()) for name in ("__self__", "args", "keywords")}

@@ -28,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _NUM_PORTS = 10000, 20000
 _DEFAULT_PORT = 29500  # torch's default
 _TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# The same in Open MPI, and in Intel MPI and MPICH.
+# Open MPI sets the same under these names, Intel MPI and MPICH under those of the second row.
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),

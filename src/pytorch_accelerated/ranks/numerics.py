@@ -54,7 +54,7 @@ def described_parameters(model: nn.Module) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many there are besides."""
+    """The first names, and the number of further ones."""
     shown = ", ".join(map(repr, names[:_MOST_NAMES]))
     return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 

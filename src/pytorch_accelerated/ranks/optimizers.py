@@ -1,4 +1,4 @@
-"""Several optimizers as one, and their schedules."""
+"""Multiple optimizers as one, and their schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_v
 
 
 class Optimizers(torch.optim.Optimizer):
-    """Several optimizers that make one update together, each of its own parameters.
+    """Multiple optimizers that make one update together, each of its own parameters.
 
     A `Trainer` makes it from a list, a tuple or a dict of optimizers. Its groups of parameters and its state are those
     of all of them, in order, and its state dict has the form of a single one.
@@ -25,8 +25,8 @@ class Optimizers(torch.optim.Optimizer):
         by_name: the optimizers by name; those without one have their numbers, from "0".
 
     Raises:
-        ArgumentTypeError: if one of them is no optimizer of torch.
-        ConfigurationError: if there is none.
+        ArgumentTypeError: if one of them isn't an optimizer of torch.
+        ConfigurationError: if the collection is empty.
     """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer] | Iterable[torch.optim.Optimizer]) -> None:
@@ -47,7 +47,7 @@ class Optimizers(torch.optim.Optimizer):
         return iter(self.by_name.values())
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of optimizers."""
         return len(self.by_name)
 
     @property
@@ -146,12 +146,12 @@ class Optimizers(torch.optim.Optimizer):
 
 
 def as_one(optimizer: Any) -> Any:
-    """Several optimizers in a list, a tuple or a dict as one; anything else as it is."""
+    """One object for optimizers in a list, a tuple or a dict; anything else as it is."""
     return Optimizers(optimizer) if isinstance(optimizer, (list, tuple, Mapping)) else optimizer
 
 
 def values_by_optimizer(values: Any, optimizer: Any, *, argument: str) -> dict[str, Any]:
-    """Values for several optimizers, by their names: those of a dict, or of a list in their order.
+    """Values for multiple optimizers, by their names: those of a dict, or of a list in their order.
 
     Args:
         values: for some or all of them.
@@ -191,7 +191,7 @@ def _shifted(groups: Iterable[Mapping[str, Any]], by: int) -> list[dict[str, Any
 
 
 class Schedules:
-    """A schedule for each of several optimizers, stepped together.
+    """The schedules of multiple optimizers, stepped together.
 
     Args:
         by_name: in the order of the optimizers; None for an optimizer that has none.
@@ -226,11 +226,11 @@ class Schedules:
 
 
 def create_schedules(trainer: Any, factories: Any, optimizer: Any) -> Any:
-    """The scheduler of an optimizer, or one for each of several.
+    """The scheduler of an optimizer, or one for each of multiple optimizers.
 
     Args:
         trainer: whose run replaces placeholders in the functions.
-        factories: a function that makes one from an optimizer; for several optimizers also functions by name, or in
+        factories: a function that makes one from an optimizer; for multiple optimizers also functions by name, or in
             order.
         optimizer: the optimizer, or `Optimizers`.
 

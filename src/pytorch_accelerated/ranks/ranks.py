@@ -1,4 +1,4 @@
-"""The processes of a run, and what they tell each other."""
+"""The processes of a run, and the messages between them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _common_rows(
     """The shape of the largest row in each dimension, and the dtype of all rows.
 
     Args:
-        facts: what each rank has told, by rank: a checksum, dimensions, dtype and shape.
+        facts: the message of each rank, by rank: a checksum, dimensions, dtype and shape.
         counts: rows by rank.
         padding_value: see `Ranks.gather`.
 

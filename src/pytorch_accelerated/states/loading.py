@@ -1,4 +1,4 @@
-"""The states of several objects are loaded together, all of them or none: those of a training state or of one file.
+"""Loads the parts of a training state, or of one portable file, together: all of them or none.
 
 Loading changes a model, an optimizer, a scheduler, callbacks, a history and counts. Half a state would be worse than
 none: a script that catches the error would keep training with it. So everything is read and checked first, as far as

@@ -92,7 +92,7 @@ class StagedFolder:
                 wait(hashed)
                 entries.append(FileEntry(name, size_bytes, digest.hexdigest()))
                 flushes.append(flushing.submit(disk.flush, file))
-            # A name may reach the disk before the content. The folder gets its name after all contents are there.
+            # The disk may keep a name and lose its content, so the folder gets its name after all contents are there.
             for flush in flushes:
                 flush.result()
         return entries
@@ -149,7 +149,7 @@ class StagedFolder:
         """
         self.write_files([(MANIFEST_NAME, [manifest])])
         with explained(self.final):
-            disk.flush_folder(self.staging)  # else the folder could lose names of its files after it has its own
+            disk.flush_folder(self.staging)  # a power cut must not take names of files from a folder that has its own
             replaced = hidden_sibling(self.final, "replaced") if self.final.exists() else None
             # A folder can't replace another one in one step. Between these two moves nothing has the final name, but
             # the name of the old state says what it was, so a reader takes it, and the next save restores it.
@@ -235,7 +235,8 @@ def begin(final: str | os.PathLike[str], *, keeps_files: bool = False) -> Staged
         make_folders(final.parent)
         staging = hidden_sibling(final, "partial")
         disk.create_folder(staging)
-        sweep(final.parent, now=staging.stat().st_mtime)  # the clock of the file system, which may be on another host
+        # The file system may be on another host, so its own clock says how old the files of dead processes are.
+        sweep(final.parent, now=staging.stat().st_mtime)
     return StagedFolder(staging, final)
 
 

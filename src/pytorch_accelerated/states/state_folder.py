@@ -58,14 +58,14 @@ def write_encoded(
     Raises:
         CheckpointError: describes the disk's error. Earlier saves are unchanged.
     """
-    # Without sharded tensors, the first rank is here alone.
+    # The first rank is here alone if nothing is sharded; a message to the others would wait for ever.
     on_first: Callable[[Callable[[], Any]], Any] = (lambda work: work()) if ranks is None else ranks.do_on_first
     staged: StagedFolder = final if isinstance(final, StagedFolder) else on_first(lambda: begin(final))
     try:
         others = on_first(staged.add_files) if staged is final else []
         shards = [] if ranks is None else _write_shards(ranks, staged, encoded)
 
-        def publish() -> None:  # the last thing: all ranks have their pieces on the disk
+        def publish() -> None:  # comes last, when all ranks have their pieces on the disk
             contents: dict[str, Iterable[bytes | memoryview]] = {}
             for name, part in encoded.items():
                 contents[f"{name}.json"] = [dump_json(part.structure)]
@@ -206,7 +206,7 @@ def _read_shards(
         name: shard_of(target).place if is_sharded(target) else [(0, size) for size in target.shape]
         for name, target in targets.items()
     }
-    # A run may resume on another number of ranks, so a saved piece and a rank's part may overlap in any way.
+    # A run may resume on another number of ranks, so a saved piece and a rank's part overlap in any way.
     for file, of_file in pieces.items():
         common = {
             piece: [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(place, places[name], strict=True)]
@@ -295,7 +295,7 @@ class BackgroundWriter:
         }
         for device in self._devices:  # the next update would change tensors that are still being copied
             torch.cuda.current_stream(device).synchronize()
-        # Not a daemon: the program should not exit before the state is complete.
+        # The thread is no daemon, because the program must not exit before the state is complete.
         self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
         self._thread.start()
 

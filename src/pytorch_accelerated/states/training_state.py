@@ -2,9 +2,9 @@
 
 `Moment`, `_parts_of_run` and `save_run` say what a state contains; `state_folder` writes the folder.
 
-Of objects whose states are equal, or nearly equal, on all ranks, rank 0's state is stored whole. Every other rank
-stores only its differences: a list of ``[path, value]``, where a path is a list of keys of nested dicts. An average of
-weights, for example, costs each further rank its own batch statistics, not another copy of the weights.
+Rank 0 stores its callbacks, held parts and history whole, because they are equal, or nearly equal, on all ranks. Every
+other rank stores only its differences: a list of ``[path, value]``, where a path is a list of keys of nested dicts. An
+average of weights, for example, costs each further rank its own batch statistics, not another copy of the weights.
 """
 
 from __future__ import annotations
@@ -133,11 +133,12 @@ def save_run(
     moment = moment_of(run) if moment is None else moment
     held_now = held_parts(run.holder)
     held = held_states(held_now, warns=ranks.is_first)
+    # Rank 0 writes everything but shards, so the others send it what only they know. Weights are never sent.
     own = {name: getattr(moment, name) for name in ("generators", "losses", "gradient_norms", "stream")}
     states_of_objects = {"callbacks": moment.callbacks, "held": held, "run": {"history": moment.history}}
     differences = differences_from_first(ranks, states_of_objects)
     history = differences.pop("run", {})
-    per_rank = ranks.exchange({**own, **differences, **history})  # rank 0 writes what only the others know, too
+    per_rank = ranks.exchange({**own, **differences, **history})
     facts = _facts_of(run, moment.position)
 
     def encoded() -> dict[str, Encoded]:
@@ -156,7 +157,7 @@ def save_run(
 
     write: Callable[..., None] = write_encoded if writer is None else writer.write
     if any(map(has_shards, (run.model, *held_now.values()))):
-        if writer is not None:  # its thread exchanges messages while the run does, so it needs a channel of its own
+        if writer is not None:  # the thread exchanges messages while the run does, so it needs a channel of its own
             ranks = Ranks(run.accelerator, channel="writer", timeout=limit_of_waiting(run.given.timeout))
         write(folder, facts, run.ranks.do_on_all(encoded), ranks)
     else:

@@ -67,15 +67,15 @@ def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryvi
         yield filling_from(file, path, functools.partial(hashing.submit, digest.update) if is_large else digest.update)
 
 
-def filling_from(file: FileIO, path: Path, tell: Callable[[memoryview], object] = len) -> Callable[[memoryview], None]:
-    """A function that fills a buffer with the next bytes of a file, and calls `tell` with each part that was read."""
+def filling_from(file: FileIO, path: Path, note: Callable[[memoryview], object] = len) -> Callable[[memoryview], None]:
+    """A function that fills a buffer with the next bytes of a file, and calls `note` with each part that was read."""
 
     def fill(buffer: memoryview) -> None:
         while buffer:
             count = file.readinto(buffer[:CHUNK_BYTES])
             if not count:
                 raise InvalidCheckpointError(f"{path} ended while it was read. Use another checkpoint.")
-            tell(buffer[:count])
+            note(buffer[:count])
             buffer = buffer[count:]
 
     return fill

@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
-# Of a `DataLoader`, besides what it makes batches of.
+# The settings of a `DataLoader`, without what it makes batches of.
 _LOADER_SETTINGS = (
     "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers",

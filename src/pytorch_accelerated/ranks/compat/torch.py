@@ -189,7 +189,7 @@ def import_what_exit_imports() -> None:
 
     It has a report of compile times written then, by tabulate, which evaluates code as it is imported. Code that is
     evaluated this late makes Python forget that the process ends by KeyboardInterrupt: a shell would see status 1
-    instead of 130, and a loop of runs would go on.
+    instead of 130, and a loop of runs would continue.
     """
     if "torch._dynamo.utils" in sys.modules:
         with contextlib.suppress(ImportError):
