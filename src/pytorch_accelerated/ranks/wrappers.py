@@ -22,11 +22,8 @@ PARALLEL: Any = (DistributedDataParallel,)
 
 def innermost(model: Any) -> Any:
     """The user's own model inside of data-parallel and compilation wrappers."""
-    while True:
-        inner = model.module if isinstance(model, PARALLEL + (DataParallel,)) else uncompiled(model)
-        if inner is model or not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    inner = model.module if isinstance(model, PARALLEL + (DataParallel,)) else uncompiled(model)
+    return innermost(inner) if inner is not model and isinstance(inner, nn.Module) else model
 
 
 def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:

@@ -111,13 +111,12 @@ def judged_states(states: Iterable[tuple[Path, Manifest]], *, metric_name: str |
 def _value_in(folder: Path, metric_name: str, updates: int) -> float | None:
     """The last value of a metric in a saved state, if it was recorded at the state's own update."""
     try:
-        records, updates_done = _read_history(folder)
+        values = [record for record in read_metric_records(folder) if record.name == metric_name]
+        # A history that was not reset has counted the updates of earlier runs too.
+        updates = _history_in(folder).get("updates_done", updates)
     except InvalidCheckpointError:
         return None
-    values = [(record.value, record.update) for record in records if record.name == metric_name]
-    # A history that was not reset has counted the updates of earlier runs too.
-    is_of_last_update = values and values[-1][1] == (updates if updates_done is None else updates_done)
-    return values[-1][0] if is_of_last_update else None
+    return values[-1].value if values and values[-1].update == updates else None
 
 
 def read_metric_records(folder: Path) -> list[MetricRecord]:
@@ -126,7 +125,8 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
     Raises:
         InvalidCheckpointError: if that part is damaged, or has no run history.
     """
-    return _read_history(folder)[0]
+    with explained_loading("A run history", folder):
+        return [record for record in records_in(_history_in(folder).get("records", ())) if record.is_scalar]
 
 
 def read_run_history(path: str | os.PathLike[str]) -> InMemoryRunHistory:
@@ -145,19 +145,11 @@ def read_run_history(path: str | os.PathLike[str]) -> InMemoryRunHistory:
         raise MissingCheckpointError(f"There is no training state in {path}. Check the path.")
     history = InMemoryRunHistory()
     with explained_loading("A run history", folder):
-        history.load_state_dict(_history_of(folder))
+        history.load_state_dict(_history_in(folder))
     return history
 
 
-def _read_history(folder: Path) -> tuple[list[MetricRecord], int | None]:
-    """The recorded numbers, and the number of updates that the history had counted."""
-    with explained_loading("A run history", folder):
-        history = _history_of(folder)
-        records = [record for record in records_in(history.get("records", ())) if record.is_scalar]
-        return records, history.get("updates_done")
-
-
-def _history_of(folder: Path) -> Any:
+def _history_in(folder: Path) -> Any:
     """The state of the history when the state was saved; for a resume, a cut epoch also has an earlier one."""
     _, parts = read_state(folder, ["run"])
     return parts["run"].get("ended_history", parts["run"].get("history"))

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -79,7 +79,8 @@ class StagedFolder:
         ):
             for name, chunks in files:
                 file = opened.enter_context(disk.create_file(self.staging / name))
-                digest, hashed, size_bytes = hashlib.sha256(), [], 0
+                digest, size_bytes = hashlib.sha256(), 0
+                hashed: list[Future[None]] = []
                 for piece in _pieces(chunks):
                     wait(hashed)
                     if len(piece) < WORTH_A_THREAD:
@@ -177,9 +178,9 @@ class StagedFolder:
 
 def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     """Chunks in pieces that stay in the processor's cache from their hashing to their writing."""
-    for chunk in map(memoryview, chunks):
+    for chunk in chunks:
         for start in range(0, len(chunk), CHUNK_BYTES):
-            yield chunk[start : start + CHUNK_BYTES]
+            yield memoryview(chunk)[start : start + CHUNK_BYTES]
 
 
 def plain_files(folder: Path) -> list[str]:
