@@ -48,8 +48,12 @@ TABLE = {
     ],
     ("states/loading.py", RESUME): [
         ("generators are not restored", 'restore_generator_states(by_rank[ranks.index]["generators"])', "pass"),
-        ("losses before the save are forgotten", 'run.losses.load_state_dict(by_rank[ranks.index]["losses"])', "pass"),
-        ("the schedule starts over", '        (run.scheduler, parts["scheduler"]),\n', ""),
+        (
+            "losses before the save are forgotten",
+            'reports.losses.load_state_dict(by_rank[ranks.index]["losses"])',
+            "pass",
+        ),
+        ("the schedule starts over", '        (live.scheduler, parts["scheduler"]),\n', ""),
         ("callbacks start over", "states.append((type(callback).__name__, callback, state))", "pass"),
         ("the optimizer starts over", "load_optimizer_state(target, state)", "pass"),
     ],
@@ -70,8 +74,8 @@ TABLE = {
     ("states/loading.py", SHARDED): [
         (
             "a rank's error while it reads its pieces stays its own",
-            "ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))",
-            "_read_run(run, folder, skipped_weights, read)",
+            "ranks.do_on_all(\n        lambda: _read_run(live, held, folder, without, skipped_weights, read)\n    )",
+            "_read_run(live, held, folder, without, skipped_weights, read)",
         ),
     ],
     ("states/run_folder.py", WRITERS): [

@@ -120,7 +120,7 @@ class States:
 
     def __init__(self, context: Context) -> None:
         self.cut: Moment | None = None
-        self.context = context
+        self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
         self._read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self._facts: dict[str, Any] = {}
         self._saved_data: dict[str, SavedData] | None = None
@@ -137,26 +137,26 @@ class States:
         Raises:
             InvalidCheckpointError: if there is none although it `must_exist`.
         """
-        context = self.context
-        agree_on_resuming(source, context.ranks)
+        ranks = self.parts.ranks
+        agree_on_resuming(source, ranks)
         if source is None:
             return None
-        is_whole = is_replicated(context.accelerator) and not has_shards(context.model)
+        is_whole = is_replicated(self.parts.accelerator) and not has_shards(self.parts.model)
         # A rank of a sharded model reads only its pieces later, so nothing that is read here could be kept for it.
         check: Callable[[Path], Any] = self._remember if is_whole else verify
         if is_url(source):
             url = str(source)
             storage = require("pytorch_accelerated.extras.object_storage", needed_by="A URL in `resume_from`")
-            savers = [each for each in savers_among(context.callbacks) if each.save_dir == url]
+            savers = [each for each in savers_among(self.parts.callbacks) if each.save_dir == url]
             folders = [storage.default_local_folder(url), *(each.folder for each in savers)]
             store = storage.Store(url, *(each.storage_timeout for each in savers[:1]))
-            state = storage.fetch_state(store, folders[-1], context.ranks, check)
+            state = storage.fetch_state(store, folders[-1], ranks, check)
         else:
-            state = context.ranks.do_on_first(lambda: find_state(source, check))
+            state = ranks.do_on_first(lambda: find_state(source, check))
         if state is None and must_exist:
             raise InvalidCheckpointError(f"There is no training state in {source}. Check the path.")
         if state is None:
-            context.print(f"No training state in {source}: starting afresh")
+            self.context.print(f"No training state in {source}: starting afresh")
         return state
 
     def _remember(self, folder: Path) -> None:
@@ -173,24 +173,23 @@ class States:
 
     def resume_from(self, state: Path | None) -> None:
         """Note the training state that the run will be resumed from, if any, what it leaves out, and its seed."""
-        context = self.context
-        context.resumed_from = state
+        self.asked.resumed_from = state
         if state is not None:
             if kind_of(state / MANIFEST_NAME) is not None:  # else `transformers` wrote it
                 self._facts = read_manifest(state).facts
             self._saved_data = saved_data(self._facts)
-            with explained_loading("What the run leaves out", state):
-                context.left_out = tuple(LeftOut(**entry) for entry in self._facts.get("left_out", ()))
+        with explained_loading("What the run leaves out", state):
+            self.asked.left_out = tuple(LeftOut(**entry) for entry in self._facts.get("left_out", ()))
         self.choose_seed(self._facts)
 
     def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:
         """Fix the seed of the call; a resumed run keeps that of the `facts` in its training state."""
-        context, given = self.context, self.context.given.seed
-        seed = int(given) if given is not None else derived_seed(context.number)
+        asked = self.asked
+        seed = derived_seed(asked.number) if asked.given.seed is None else int(asked.given.seed)
         if facts:
-            with explained_loading("The seed of the run", context.resumed_from):  # something else may have written it
+            with explained_loading("The seed of the run", asked.resumed_from):  # something else may have written it
                 seed = int(facts["seed"])
-        context.seed = context.ranks.from_first(seed)
+        asked.seed = self.parts.ranks.from_first(seed)
 
     def saved_seed(self, role: str | None) -> int | None:
         """The seed of a loader of the run that is resumed, if there is one.
@@ -201,11 +200,11 @@ class States:
         if self._saved_data is None:
             return None
         saved = self._saved_data.get(role or "")
-        return self.context.seed if saved is None else saved.seed
+        return self.asked.seed if saved is None else saved.seed
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the training state that the run is resumed from, now that everything it belongs to exists."""
-        context, ranks = self.context, self.context.ranks
+        ranks = self.parts.ranks
         self.load(state, skipped_weights=skipped_weights)
         before = self._facts["ranks"]
         if before != ranks.count:
@@ -214,7 +213,7 @@ class States:
                 f"The run was saved by {before} processes and resumes with {ranks.count}. The weights are the same, to "
                 "rounding, only if nothing (dropout, augmentation) draws random numbers, and updates keep their size.",
             )
-        for message in differing_rows(self._saved_data or {}, context.loaders, state):
+        for message in differing_rows(self._saved_data or {}, self.parts.loaders, state):
             warn_user(ranks, message)
 
     def load(self, folder: Path, *, is_at_work: bool = True, skipped_weights: Collection[str] = ()) -> dict[str, Any]:
@@ -228,21 +227,20 @@ class States:
         Returns:
             The `extra` entries of the save, and `current_epoch`.
         """
-        context = self.context
         read = self.take_read(folder)
-        extra = load_run(context, folder, restores_position=is_at_work, skipped_weights=skipped_weights, read=read)
-        return {"current_epoch": context.history.current_epoch, **extra}
+        extra = load_run(self.context, folder, restores_position=is_at_work, skipped_weights=skipped_weights, read=read)
+        return {"current_epoch": self.parts.history.current_epoch, **extra}
 
     def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state, if its parameters are finite: a run that resumes from others could only fail."""
-        context, saves = self.context, self.context.saves
-        check_model_finite(context.model, context.ranks)
+        parts, saves = self.parts, self.control.saves
+        check_model_finite(parts.model, parts.ranks)
         # Step records that have ended go to the history first: a state holds only the open one.
-        context.reports.complete_records()
+        parts.reports.complete_records()
         if background:
             saves.in_background = folder
-        save_run(context, folder, extra, saves.writer if background else None, moment=self.cut)
-        saves.add(folder, context.history, context.state)
+        save_run(self.context, folder, extra, saves.writer if background else None, moment=self.cut)
+        saves.add(folder, parts.history, parts.state)
 
 
 @dataclasses.dataclass(frozen=True)

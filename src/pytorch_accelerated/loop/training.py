@@ -307,14 +307,13 @@ class Training:
         Raises:
             DataError: if the epoch had no update.
         """
-        context = self.context
         if self.parts.state.updates_in_epoch == 0:
             self.refuse_empty_epoch(loader)
         if self.ends_before_data:
             # The epoch may be resumed. Means of losses and metrics must continue then, so they are kept before this end
             # of the pass records and resets them.
             self.reports.complete_records()
-            self.control.states.cut = moment_of(context, is_cut=True)
+            self.control.states.cut = moment_of(self.parts, is_cut=True)
         else:
             self.parts.mode.eval()  # a cut epoch may be resumed, with the very same weights
         trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end

@@ -41,7 +41,7 @@ from pytorch_accelerated.states.training_state import (
 from pytorch_accelerated.states.weights import canonical_state_dict, check_canonical, load_canonical, loads_its_own_way
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.loop.context import Context
+    from pytorch_accelerated.loop.context import Context, Parts
 
 _UNCHECKED = ("torch.", "timm.")  # objects from these packages load whatever they are given
 
@@ -74,43 +74,49 @@ def load_run(
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
-    ranks, model = run.ranks, bare_model(run.model)
-    parts, by_rank, states, modules = ranks.do_on_all(lambda: _read_run(run, folder, skipped_weights, read))
+    live, ranks, model = run.parts, run.parts.ranks, bare_model(run.parts.model)
+    held, reports = held_parts(run.holder), run.parts.reports
+    without = ["optimizer"] if live.optimizer is None and not run.control.is_at_work else []  # to evaluate
+    parts, by_rank, states, modules = ranks.do_on_all(
+        lambda: _read_run(live, held, folder, without, skipped_weights, read)
+    )
     saved = parts["run"]
-    if hasattr(run.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
+    if hasattr(live.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
         parts["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would start over
     position = RunState.from_state_dict(saved["run_state"], saved.get("totals"))
     if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
-        restore_stream(run.loaders.train, streams, ranks, run_state=position, source=folder)
+        restore_stream(live.loaders.train, streams, ranks, run_state=position, source=folder)
 
     def load_weights() -> None:
         # A module that overrides how it loads may refuse its state, so it comes before those that can't.
         for module, state in sorted(modules, key=lambda pair: not loads_its_own_way(pair[0])):
             load_canonical(module, state, may_lack=skipped_weights if module is model else ())
 
-    load_states(states, load_weights, run.optimizer, source=folder, ranks=ranks)
+    load_states(states, load_weights, live.optimizer, source=folder, ranks=ranks)
     # All objects have accepted their states; what is left is the run's own.
-    run.mode = OptimizerMode(optimizers_of(run.holder, held_parts(run.holder)).values())
-    run.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
-    run.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
+    live.mode = OptimizerMode(optimizers_of(run.holder, held).values())
+    live.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
+    reports.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == ranks.count:
-        if run.prepared is not None and run.prepared.gradient_order is not None:
-            run.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
-        run.losses.load_state_dict(by_rank[ranks.index]["losses"])
+        if live.prepared is not None and live.prepared.gradient_order is not None:
+            live.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
+        reports.losses.load_state_dict(by_rank[ranks.index]["losses"])
         restore_generator_states(by_rank[ranks.index]["generators"])
     elif ranks.is_first:  # losses are summed over the ranks, so one of them may have all
         for state in by_rank:
-            run.losses.add_state_dict(state["losses"])
-    if run.recorder is not None and saved.get("recorder") is not None:  # older states have none
-        run.recorder.load_state_dict(saved["recorder"])
-    run.state, run.epochs_before = position, saved["epochs_before_run"]
+            reports.losses.add_state_dict(state["losses"])
+    if reports.recorder is not None and saved.get("recorder") is not None:  # older states have none
+        reports.recorder.load_state_dict(saved["recorder"])
+    live.state, run.asked.epochs_before = position, saved["epochs_before_run"]
     return parts["extra"]  # type: ignore[no-any-return]
 
 
 def _read_run(
-    run: Context,
+    live: Parts,
+    held: Mapping[str, Any],
     folder: Path,
+    without: Collection[str],
     skipped_weights: Collection[str],
     read: tuple[dict[str, Any], dict[str, Any]] | None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[Load], list[tuple[nn.Module, Any]]]:
@@ -118,8 +124,7 @@ def _read_run(
 
     Verified as far as possible before anything is changed; where states of ranks differ, they are this rank's.
     """
-    optimizer, model = run.optimizer, bare_model(run.model)
-    without = ["optimizer"] if optimizer is None and not run.is_at_work else []  # to evaluate
+    optimizer, model = live.optimizer, bare_model(live.model)
     facts, parts = read or read_state(folder, make_target=_targets(model, optimizer), without=without)
     if "optimizer" not in parts:
         parts["optimizer"] = None if without else read_optimizer_file(folder)
@@ -130,7 +135,7 @@ def _read_run(
         by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
         for own in by_rank:
             check_generator_states(own["generators"])
-    _take_own_states(parts, by_rank, run.ranks)
+    _take_own_states(parts, by_rank, live.ranks)
     # Another model has other parameters, so its optimizer doesn't fit either; the model is what the error should name.
     check_canonical(model, parts["model"], may_lack=skipped_weights)
     if (optimizer is None) != (parts["optimizer"] is None):
@@ -140,16 +145,16 @@ def _read_run(
         )
     pairs = [
         (optimizer, parts["optimizer"]),
-        (run.scheduler, parts["scheduler"]),
-        (run.accelerator.scaler, parts["scaler"] or None),
+        (live.scheduler, parts["scheduler"]),
+        (live.accelerator.scaler, parts["scaler"] or None),
     ]
     states = checked_states(pairs, source=folder)
-    states.append(("The run history", run.history, parts["run"]["history"]))
-    for callback in run.callbacks:
-        state = _saved_state(callback, run.callbacks, parts["callbacks"])
+    states.append(("The run history", live.history, parts["run"]["history"]))
+    for callback in live.callbacks:
+        state = _saved_state(callback, live.callbacks, parts["callbacks"])
         if state is not None:
             states.append((type(callback).__name__, callback, state))
-    objects, modules = _checked_held(held_parts(run.holder), parts["held"], source=folder, warns=run.ranks.is_first)
+    objects, modules = _checked_held(held, parts["held"], source=folder, warns=live.ranks.is_first)
     return parts, by_rank, [*states, *objects], [(model, parts["model"]), *modules]
 
 

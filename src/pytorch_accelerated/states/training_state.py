@@ -41,7 +41,7 @@ from pytorch_accelerated.states.state_folder import BackgroundWriter, read_state
 from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.loop.context import Context
+    from pytorch_accelerated.loop.context import Asked, Context, Parts
 
 TRAINING_WEIGHTS = "training_weights"
 """The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
@@ -77,25 +77,25 @@ class Moment:
     stream: dict[str, Any] | None
 
 
-def moment_of(run: Context, *, is_cut: bool = False) -> Moment:
-    """The moment of a run. Must be called by all ranks: some callbacks communicate to tell their state.
+def moment_of(parts: Parts, *, is_cut: bool = False) -> Moment:
+    """The moment of a run. Must be called by all ranks: some callbacks communicate when they are asked for their state.
 
     Args:
-        run: the run.
+        parts: what the run works with.
         is_cut: whether the epoch ends before its data; then nothing in the moment will change any more.
     """
     keep: Callable[[Any], Any] = copy.deepcopy if is_cut else lambda value: value
-    stream = stream_state(run.loaders.train)
+    reports, stream = parts.reports, stream_state(parts.loaders.train)
     if stream is not None and _complaint_about(stream.get("borrowed"), "the last batch"):
         stream["borrowed"] = None  # only a rank without further batches would need it
     return Moment(
-        position=dataclasses.replace(run.state, is_cut=True) if is_cut else run.state,
-        callbacks={key_of_state(one): keep(one.state_dict()) for one in run.callbacks if hasattr(one, "state_dict")},
-        history=storable_history(run.history, run.ranks),
-        recorder=None if run.recorder is None else run.recorder.state_dict(run.state.samples_in_epoch),
+        position=dataclasses.replace(parts.state, is_cut=True) if is_cut else parts.state,
+        callbacks={key_of_state(one): keep(one.state_dict()) for one in parts.callbacks if hasattr(one, "state_dict")},
+        history=storable_history(parts.history, parts.ranks),
+        recorder=None if reports.recorder is None else reports.recorder.state_dict(parts.state.samples_in_epoch),
         generators=generator_states(),
-        losses=run.losses.state_dict(),
-        gradient_norms=run.gradient_norms.state_dict(),
+        losses=reports.losses.state_dict(),
+        gradient_norms=reports.gradient_norms.state_dict(),
         stream=keep(stream),
     )
 
@@ -129,8 +129,8 @@ def save_run(
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
             state before this one.
     """
-    ranks, optimizer = run.ranks, run.optimizer
-    moment = moment_of(run) if moment is None else moment
+    live, ranks = run.parts, run.parts.ranks
+    moment = moment_of(live) if moment is None else moment
     held_now = held_parts(run.holder)
     held = held_states(held_now, warns=ranks.is_first)
     # Rank 0 writes everything but shards, so the others send it what only they know. Weights are never sent.
@@ -139,71 +139,71 @@ def save_run(
     differences = differences_from_first(ranks, states_of_objects)
     history = differences.pop("run", {})
     per_rank = ranks.exchange({**own, **differences, **history})
-    facts = _facts_of(run, moment.position)
+    facts = _facts_of(live, run.asked, moment.position)
 
     def encoded() -> dict[str, Encoded]:
         # Values that can't be stored are errors here, before anything is on the disk.
-        parts = {**_parts_of_run(run, moment), "callbacks": moment.callbacks, "extra": extra}
+        parts = {**_parts_of_run(live, run.asked, run.holder, moment), "callbacks": moment.callbacks, "extra": extra}
         if held:
             parts["held"] = held
         if not has_optimizer_file:
-            parts["optimizer"] = None if optimizer is None else without_callables(optimizer.state_dict())
+            parts["optimizer"] = None if live.optimizer is None else without_callables(live.optimizer.state_dict())
         if weights_part is not None:
-            parts[weights_part] = canonical_state_dict(bare_model(run.model))
+            parts[weights_part] = canonical_state_dict(bare_model(live.model))
             for name in skipped_weights:
                 parts[weights_part].pop(name, None)
         parts.update({f"rank_{rank}": state for rank, state in enumerate(per_rank)})
         return {name: encode(value, path=name) for name, value in parts.items()}
 
     write: Callable[..., None] = write_encoded if writer is None else writer.write
-    if any(map(has_shards, (run.model, *held_now.values()))):
+    if any(map(has_shards, (live.model, *held_now.values()))):
         if writer is not None:  # the thread exchanges messages while the run does, so it needs a channel of its own
-            ranks = Ranks(run.accelerator, channel="writer", timeout=limit_of_waiting(run.given.timeout))
-        write(folder, facts, run.ranks.do_on_all(encoded), ranks)
+            ranks = Ranks(live.accelerator, channel="writer", timeout=limit_of_waiting(run.asked.given.timeout))
+        write(folder, facts, live.ranks.do_on_all(encoded), ranks)
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
 
 
-def _facts_of(run: Context, position: RunState) -> dict[str, Any]:
+def _facts_of(parts: Parts, asked: Asked, position: RunState) -> dict[str, Any]:
     """What the manifest says about the run, so that it can be read without the parts."""
-    latest = filter(None, map(run.history.latest_record, run.history.get_metric_names()))
+    latest = filter(None, map(parts.history.latest_record, parts.history.get_metric_names()))
     facts: dict[str, Any] = {
         "metrics": {
             each.name: float(each.value)
             for each in latest
-            if each.is_scalar and each.update == run.history.updates_done
+            if each.is_scalar and each.update == parts.history.updates_done
         },
         "updates": position.updates,
         "epochs": position.epochs,
         "samples_in_epoch": 0 if position.phase is RunPhase.EPOCH_CLOSED else position.samples_in_epoch,
-        "ranks": run.ranks.count,
-        "seed": run.seed,
-        "data": data_facts(train=run.loaders.train, eval=run.loaders.eval),
-        "evaluation_sets": data_facts(**run.loaders.eval_by_name),
+        "ranks": parts.ranks.count,
+        "seed": asked.seed,
+        "data": data_facts(train=parts.loaders.train, eval=parts.loaders.eval),
+        "evaluation_sets": data_facts(**parts.loaders.eval_by_name),
     }
-    if run.left_out:
-        facts["left_out"] = [dataclasses.asdict(each) for each in run.left_out]
+    if asked.left_out:
+        facts["left_out"] = [dataclasses.asdict(each) for each in asked.left_out]
     return facts
 
 
-def _parts_of_run(run: Context, moment: Moment) -> dict[str, Any]:
+def _parts_of_run(live: Parts, asked: Asked, holder: Any, moment: Moment) -> dict[str, Any]:
     """The parts that are the same on every rank, but for weights and optimizer, which other files may hold."""
-    scheduler, scaler = run.scheduler, run.accelerator.scaler
-    order = None if run.prepared is None else run.prepared.gradient_order
+    scheduler, scaler = live.scheduler, live.accelerator.scaler
+    order = None if live.prepared is None else live.prepared.gradient_order
     own = {
         "run_state": moment.position.state_dict(),
         "totals": moment.position.totals,
         "history": moment.history,
-        "epochs_before_run": run.epochs_before,
-        "config": None if run.config is None else run.config.to_dict(),
-        "described": _described(model=bare_model(run.model), loss=getattr(run.holder, "loss_func", None)),
+        "epochs_before_run": asked.epochs_before,
+        "config": None if live.config is None else live.config.to_dict(),
+        "described": _described(model=bare_model(live.model), loss=getattr(holder, "loss_func", None)),
         "recorder": moment.recorder,
         "gradient_order": [] if order is None else list(order.names),
     }
-    if run.mode.has_modes:
-        own["has_training_weights"] = run.mode.is_training
+    if live.mode.has_modes:
+        own["has_training_weights"] = live.mode.is_training
     if moment.position.is_cut:
-        own["ended_history"] = storable_history(run.history, run.ranks)  # with the end of the cut epoch
+        own["ended_history"] = storable_history(live.history, live.ranks)  # with the end of the cut epoch
     return {
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
