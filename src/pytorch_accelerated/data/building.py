@@ -207,8 +207,6 @@ def distribute_loader(
         ConfigurationError: for a stream that is divided for another number of ranks.
         DataError: if the ranks have different rows.
     """
-    if isinstance(loader, RunLoader):
-        return loader
     loader = given_loader(loader)
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(

@@ -134,14 +134,14 @@ def counter_of(loss_func: Any, loader: Any) -> Counter | None:
 
     Args:
         loss_func: of the trainer.
-        loader: yields batches.
+        loader: a `RunLoader`, which yields batches.
     """
-    collate = getattr(loader, "collate_fn", None)
+    collate = loader.collate_fn
     keeps_rows = collate in (None, default_collate, default_convert) or getattr(collate, "keeps_rows", False)
     keywords = _arguments_of_classes(loss_func)
     if keywords is not None:
         weight, ignored = keywords.get("weight"), keywords.get("ignore_index", _NOTHING_GIVEN)
-        if weight is not None or ignored != _NOTHING_GIVEN or _has_ignored(getattr(loader, "dataset", None)):
+        if weight is not None or ignored != _NOTHING_GIVEN or loader.has_ignored_targets:
             return Counter(TargetsThatCount(weight, ignored))
     return None if keeps_rows else Counter(rows_left, counts_rows=True)
 
@@ -159,10 +159,10 @@ def _arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:
     return keywords if loss_func in _OF_CLASSES else None
 
 
-def _has_ignored(dataset: Any) -> bool:
+def has_ignored(dataset: Any) -> bool:
     """Whether a dataset in memory has targets of -100, which losses of torch leave out without being told."""
     if type(dataset) is ConcatDataset:
-        return any(map(_has_ignored, dataset.datasets))
+        return any(map(has_ignored, dataset.datasets))
     if type(dataset) is StackDataset and isinstance(dataset.datasets, tuple) and len(dataset.datasets) > 1:
         targets = dataset.datasets[1]
         return isinstance(targets, torch.Tensor) and _is_ignored(targets)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from pytorch_accelerated.data.counting import Counter
+from pytorch_accelerated.data.counting import Counter, has_ignored
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.errors import ConfigurationError, DataError
@@ -156,6 +156,11 @@ class RunLoader(ABC):
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of rows that all ranks share. The first access fetches some of them."""
         return Fingerprint() if self.is_sharded else fingerprint_of(self.source)
+
+    @functools.cached_property
+    def has_ignored_targets(self) -> bool:
+        """Whether the data in memory has targets of -100. The first access looks at all of them."""
+        return has_ignored(self.dataset)
 
     @property
     def num_workers(self) -> int | None:

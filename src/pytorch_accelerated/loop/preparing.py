@@ -170,6 +170,8 @@ def distributed(
         role: of the loader in a run that may be resumed.
     """
     asked = context.asked
+    if isinstance(loader, RunLoader):
+        return loader
     if isinstance(loader, DataLoaderSlice):
         return distributed(context, loader.dl, dl_kwargs, role).limited(loader.slice_size)
     return distribute_loader(
