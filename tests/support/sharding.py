@@ -1,6 +1,7 @@
 """The run used by the tests of sharded models, on a sharded or an unsharded model."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def make_trainer(
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (PartialState(cpu=True).num_processes,))
+        ranks = PartialState(cpu=True, timeout=timedelta(seconds=30))  # a rank that waits longer waits in vain
+        mesh = init_device_mesh("cpu", (ranks.num_processes,))
         for layer in (model[0], model[4], model):
             fully_shard(layer, mesh=mesh)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02)
