@@ -27,7 +27,7 @@ from pytorch_accelerated.errors import PytorchAcceleratedError
 from pytorch_accelerated.extras.looking.rehearsal import taking_part
 from pytorch_accelerated.extras.proving.factory import make_run
 from pytorch_accelerated.extras.proving.outside import Outside
-from pytorch_accelerated.extras.proving.trace import FirstUpdate, Trace, UpdateTrace
+from pytorch_accelerated.extras.proving.trace import Trace, UpdateTrace
 from pytorch_accelerated.facts import is_users_class
 
 if TYPE_CHECKING:
@@ -173,11 +173,10 @@ def work(path: str) -> None:
             sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         trainer, given = pickle.loads(job.payload)()
         arguments = {**given, **job.settings}
-        first = FirstUpdate()
-        trace = Trace(job.last_update, Outside(arguments), first)
+        trace = Trace(job.last_update, Outside(arguments))
 
         def write() -> None:
-            job.file("pickle").write_bytes(pickle.dumps((trace.updates, first)))
+            job.file("pickle").write_bytes(pickle.dumps(trace.updates))
 
         callbacks = [*taking_part(trainer.callback_handler), ShortEpochs(job.num_batches)]
         if job.killed_in is not None:
@@ -191,7 +190,7 @@ def work(path: str) -> None:
         raise
 
 
-def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -> tuple[list[UpdateTrace], FirstUpdate]:
+def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -> list[UpdateTrace]:
     """What the first of some children, each with variables of its own, has recorded.
 
     Raises:

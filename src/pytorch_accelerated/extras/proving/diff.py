@@ -397,7 +397,7 @@ def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tu
         before.generators()  # so that the other run is made as this one is
         trainer, arguments = make()
         with trained_again(trainer, arguments, None if start is None else side.states[start], trace):
-            updates = {each.update: each for each in trace.updates}
+            updates = {each.update: each._replace(first=None) for each in trace.updates}
             records = _records_of(trainer.run_history)
     # A callback may have changed the weights between two updates, before the state was saved or after it.
     digests = {each.weights_after for each in updates.values() if each.update == last}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import functools
 import itertools
 import sys
+import threading
 import types
 import warnings
 from collections import deque
@@ -21,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pytorch_accelerated.extras.proving.trace import GENERATORS, PLAIN, UpdateTrace, digest, state_of_generator
-from pytorch_accelerated.ranks import Kept, Optimizers, is_persistent
+from pytorch_accelerated.ranks import Kept, Optimizers, held_parts, is_persistent
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -34,47 +36,25 @@ _LIBRARIES = {"torch", "numpy", "builtins", "collections", "functools", "random"
 _FOREIGN = ("pytorch_accelerated.", "torch.distributed.")  # whose objects have shards, or are in states
 # What the trainer or torch itself keeps under these names does not decide what an update computes.
 _OF_TRAINER = {"run_context", "loss_func", "callbacks", "create_scheduler_fn", "collate_fn", "train_dataset"}
-_OF_TRAINER |= {
-    "eval_dataset",
-    "_callbacks",
-    "_precision_at_start",
-    "_batch_samples",
-    "_counters",
-    "_pad_uneven_eval_batches",
-}
+_OF_TRAINER |= {"eval_dataset", "_callbacks", "_precision_at_start", "_batch_samples", "_counters"}
+_OF_TRAINER |= {"_pad_uneven_eval_batches"}
 _OF_MODULES = set(vars(nn.Module()))
 # Where torch keeps hooks, and what they are.
-_HOOKS = {
-    "_forward_pre_hooks": "forward",
-    "_forward_hooks": "forward",
-    "_backward_pre_hooks": "gradient",
-    "_backward_hooks": "gradient",
-    "_post_accumulate_grad_hooks": "gradient",
-    "_optimizer_step_pre_hooks": "step",
-    "_optimizer_step_post_hooks": "step",
-}
+_HOOKS = dict.fromkeys(("_forward_pre_hooks", "_forward_hooks"), "forward")
+_HOOKS |= dict.fromkeys(("_backward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks"), "gradient")
+_HOOKS |= dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "step")
+# Which of them it is decides, not what it keeps.
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type)
+_NAMED, _CACHE = (*_FUNCTIONS, nn.Module), type(functools.cache(len))
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
 _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
-# Whose attributes decide about a part of an update, and what to do about one that is lost.
-_BY_DATA = ("dataset", "sampler", "batch_sampler", "collate function")
-_BY_STEP = ("model", "loss function", "trainer", "callback", "hook")
-_DECIDES = {
-    "evaluation": ("evaluation dataset", "evaluation sampler", *_BY_STEP),
-    "metrics": ("callback", "trainer"),
-    "weights": ("callback", "trainer"),
-    "rows": _BY_DATA,
-    "batch": _BY_DATA,
-    "losses": _BY_STEP,
-    "gradients": _BY_STEP,
-    "settings": ("scheduler", "callback", "optimizer", "trainer", "hook"),
-    "weights_after": ("optimizer", "callback", "trainer", "hook"),
-    "optimizer": ("optimizer", "callback", "trainer", "hook"),
-}
+# Whose attributes decide about the rows of an update, and what to do about one that is lost.
+BY_DATA = ("dataset", "sampler", "batch_sampler", "collate function")
+_STRUCTURE = "the list of the model's modules"
 _SEEDED = "draw from torch, numpy or random instead, which are seeded for each batch"
 _REMEDIES = {
     "dataset": "make the row a function of its index, or draw from torch, numpy or random",
-    "evaluation dataset": "make the row a function of its index, or draw from torch, numpy or random",
     "sampler": "make the order a function of the epoch, in `set_epoch`",
     "callback": "give the callback `state_dict` and `load_state_dict` with it",
     "model": "register it as a buffer",
@@ -83,7 +63,11 @@ _REMEDIES = {
     "trainer": "move it to a callback with `state_dict` and `load_state_dict`",
     "optimizer": "keep it in the optimizer's `state` or `param_groups`, and these in its `state_dict`",
     "scheduler": "compute the rate from the number that the schedule is called with",
+    "choice": "choose it by the number of the epoch, whenever one starts",
 }
+
+
+_Part = tuple[str, Any, Callable[[Any], object] | None]  # a place in words, what is there, and what assigns another
 
 
 class Place(NamedTuple):
@@ -103,6 +87,21 @@ class Place(NamedTuple):
     value: Any
     put: Callable[[Any], object] | None = None
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether somebody has chosen between several objects, and none of them has changed."""
+        return self.role == "choice" or isinstance(self.value, _FUNCTIONS)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether two runs are compared in this, if only in what is there."""
+        is_named = isinstance(self.value, _NAMED) and self.put is not None
+        return is_named or isinstance(self.value, (*_CONTAINERS, _CACHE)) or _is_comparable(self.value)
+
+    def decides(self, part: str) -> bool:
+        """Whether a part of an update may depend on it: rows on what has to do with data, and others on the rest."""
+        return (self.role in BY_DATA) is (part in ("rows", "batch"))
+
 
 class Outside:
     """Finds what the user's objects of a run keep, to compare two runs, and to give it back.
@@ -112,7 +111,7 @@ class Outside:
 
     Attributes:
         places: all that have been found, by their texts.
-        carried: values that `carry` has copied, by the texts of their places.
+        carried: what `carry` has copied, by the texts of all places: place and value; None if it cannot be copied.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -122,18 +121,23 @@ class Outside:
 
     def __call__(self, trainer: Trainer) -> dict[str, str]:
         """Plain values as texts and others as digests, by the texts of their places."""
-        found = {place.text: place for place in self._walk(trainer) if _is_comparable(place.value)}
+        found = {place.text: place for place in self._walk(trainer) if place.is_compared}
         self.places |= found
-        return {text: _shown(place.value) for text, place in found.items()} | _states_of_optimizers(trainer)
+        saved = _saved_modules(trainer)
+        shown = {text: _shown(place.value, saved) for text, place in found.items()}
+        return shown | _states_of_optimizers(trainer)
 
     def keep(self, before: Kept, trainer: Trainer) -> None:
         """Keep all of it, and whatever contains it."""
-        elsewhere = set(trainer.get_model().modules())
+        elsewhere = _saved_modules(trainer)
         for place in self._walk(trainer):
             if place.put is not None:
-                before.call(place.put, _copied(place.value) if isinstance(place.value, _ITERATORS) else place.value)
+                before.call(place.put, place.value)
+                if isinstance(place.value, (*_ITERATORS, _CACHE)):  # the user's stay where they are
+                    place.put(_copied(place.value))
             if isinstance(place.value, nn.Module):
                 _keep_module(before, place.value, is_kept_elsewhere=place.value in elsewhere)
+                elsewhere.update(place.value.modules())
             elif not isinstance(place.value, type):
                 before.object(place.value)
                 _keep_contents(before, place.value)
@@ -147,17 +151,20 @@ class Outside:
         """Copy what is there now."""
         self.carried = {}
         for place in self._walk(trainer):
+            self.carried[place.text] = None
             with contextlib.suppress(Exception):  # what cannot be copied is not tried out
-                if _is_comparable(place.value):
+                if not isinstance(place.value, _CONTAINERS) or len(place.value) <= _MAX_ITEMS:
                     self.carried[place.text] = place, copy.deepcopy(place.value)
 
-    def put_back(self, trainer: Trainer, text: str) -> None:
-        """Put what was carried where it was."""
-        place, value = self.carried[text]
-        if place.put is not None:
+    def put_back(self, text: str, trainer: Trainer) -> None:
+        """Put what was carried where it was, or remove what was not there."""
+        place, value = self.carried.get(text) or (self.place(text), None)
+        if place.put is not None and self.carried.get(text):
             place.put(copy.deepcopy(value))
         elif isinstance(value, torch.Tensor):
             place.value.copy_(value)
+        elif text not in self.carried and isinstance(own := getattr(place.put, "func", None), types.MethodWrapperType):
+            own.__self__.pop(*place.put.args, None)
 
     def differing(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: Collection[str]) -> list[str]:
         """The texts of places that differ between two runs before an update, of which a `part` then differs too.
@@ -171,25 +178,42 @@ class Outside:
         for first, second in _pairs(one, other):
             texts = dict.fromkeys([*first, *second])
             differing = [each for each in texts if first.get(each) != second.get(each) and each not in ignored]
+            differing = [each for each in differing if each.partition("[")[0] not in differing or "[" not in each]
+            if _STRUCTURE in differing:  # others differ with it
+                return [_STRUCTURE]
             if differing:
-                return [each for each in differing if self._place(each).role in _DECIDES.get(part, ())] or differing
-        running = [each for each in one.outside if isinstance(self._place(each).value, types.GeneratorType)]
-        return [each for each in running if self._place(each).role in _DECIDES.get(part, ())]
+                return [each for each in differing if self.place(each).decides(part)] or differing
+        running = [each for each in one.outside if isinstance(self.place(each).value, types.GeneratorType)]
+        return [each for each in running if self.place(each).decides(part)]
 
-    def moves_with_batches(self, text: str) -> bool:
-        """Whether what is there belongs to forward and backward passes."""
-        return self._place(text).role not in ("callback", *_BY_DATA)
+    def sentence(self, text: str, one: UpdateTrace, other: UpdateTrace, when: str, given: str = "") -> str:
+        """What to say about a place that differs.
 
-    def sentences(self, texts: Iterable[str], one: UpdateTrace, other: UpdateTrace, when: str) -> list[str]:
-        """What to say about places that differ; `when` completes "was 4 in the uninterrupted run and 0 ..."."""
-        found = []
-        for text in texts:
-            pairs = [(first.get(text, _ABSENT), second.get(text, _ABSENT)) for first, second in _pairs(one, other)]
-            values = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
-            found.append(_sentence(self._place(text), *values, when))
-        return found
+        Args:
+            text: the place.
+            one: the update in the uninterrupted run.
+            other: the same in the other run.
+            when: completes "was 4 in the uninterrupted run and 0 ...".
+            given: what to do about it; default: by what it is.
+        """
+        pairs = [(first.get(text, _ABSENT), second.get(text, _ABSENT)) for first, second in _pairs(one, other)]
+        shown = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+        place, values = self.place(text), [each.partition(" <")[0] for each in shown]
+        role = "choice" if place.is_choice else place.role.removeprefix("evaluation ")
+        remedy = given or _REMEDIES.get(role, "save it, or do without it")
+        if isinstance(place.value, GENERATORS):
+            remedy = _SEEDED if role in BY_DATA else f"draw from torch, numpy or random, or {remedy}"
+            return f"{text} is a generator of its own, which no state saves: {remedy}"
+        if isinstance(place.value, types.GeneratorType):
+            return f"{text} is a generator that goes on where it stopped, and that no state saves: {remedy}"
+        if "non-persistent" in text:
+            remedy = given or "register it with `persistent=True`"
+        if values[0] == values[1] or any(each.startswith("<") for each in values):
+            return f"{text} was another one {when}: {remedy}"
+        return f"{text} was {values[0]} in the uninterrupted run and {values[1]} {when}: {remedy}"
 
-    def _place(self, text: str) -> Place:
+    def place(self, text: str) -> Place:
+        """What a text is about."""
         return self.places.get(text, Place("optimizer", "", text, None))
 
     def _walk(self, trainer: Trainer) -> Iterator[Place]:
@@ -200,7 +224,10 @@ class Outside:
             found.setdefault(id(root), Place(role, text, text, root))
         seen: set[Any] = {id(trainer.run_context), *found}  # what is a root is called by its own name only
         places = (_within(place, seen) for place in found.values() if place.value is not None)
-        return itertools.islice(itertools.chain.from_iterable(places), _MAX_PLACES)
+        counts: dict[str, int] = {}
+        for place in itertools.islice(itertools.chain(_choices(trainer), *places), _MAX_PLACES):
+            counts[place.text] = counts.get(place.text, 0) + place.is_compared
+            yield place._replace(text=f"{place.text} ({counts[place.text]})") if counts[place.text] > 1 else place
 
     def _roots(self, trainer: Trainer) -> Iterator[tuple[str, Any]]:
         arguments = self._arguments
@@ -225,6 +252,28 @@ class Outside:
         yield from (("model", module) for module in trainer.get_model().modules())  # there may be many
 
 
+def _choices(trainer: Trainer) -> Iterator[Place]:
+    """What callbacks may choose anew within a run."""
+    put: Any = functools.partial(setattr, trainer, "loss_func")
+    yield Place("choice", "the trainer", "`loss_func` of the trainer", trainer.loss_func, put)
+    parameters = dict(trainer.get_model().named_parameters())
+
+    def freeze(names: list[str]) -> None:
+        for name, each in parameters.items():
+            each.requires_grad_(name not in names)
+
+    structure = [f"{name}: {type(each).__name__}" for name, each in trainer.get_model().named_modules()]
+    yield Place("choice", "the model", _STRUCTURE, structure)
+    frozen = [name for name, each in parameters.items() if not each.requires_grad]
+    yield Place("choice", "the model", "the list of frozen parameters", frozen, freeze)
+
+
+def _saved_modules(trainer: Trainer) -> set[nn.Module]:
+    """The modules that the trainer trains or holds, which states have."""
+    parts = (trainer.get_model(), trainer.loss_func, *held_parts(trainer).values())
+    return {module for part in parts for module in _modules_of(part)}
+
+
 def _pairs(one: UpdateTrace, other: UpdateTrace) -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
     return (one.outside, other.outside), (one.left, other.left)
 
@@ -237,28 +286,30 @@ def differing_in(runs: Iterable[tuple[UpdateTrace, UpdateTrace]]) -> set[str]:
 def _within(place: Place, seen: set[Any], depth: int = 0) -> Iterator[Place]:
     """The place and those below it."""
     value = place.value
-    if isinstance(value, (torch.Tensor, np.ndarray)) and np.prod(value.shape) > _MAX_NUMBERS:
+    is_data = isinstance(value, (torch.Tensor, np.ndarray))
+    if depth > _MAX_DEPTH or is_data and np.prod(value.shape) > _MAX_NUMBERS and "buffer of" not in place.text:
         return
     is_foreign = type(value).__module__.startswith(_FOREIGN) and not isinstance(value, nn.Module)
     is_foreign |= isinstance(value, (type, types.FunctionType)) and not _is_users(value)
-    if is_foreign or isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
-        return
+    is_foreign |= isinstance(value, (types.ModuleType, types.BuiltinFunctionType))
     key: Any = id(value)
     if isinstance(value, PLAIN):  # which is one object for all; but a class is found by itself and through its objects
         put: Any = place.put
-        key = (id(put.args[0]), put.args[1]) if getattr(put, "func", None) is setattr else None
-    if depth > _MAX_DEPTH or (depth and key is not None and key in seen):
+        key = (id(put.args[-2]), put.args[-1]) if getattr(put, "func", None) in (setattr, _put_on_class) else None
+    is_known = is_foreign or bool(depth) and key is not None and key in seen
+    if not is_known or isinstance(value, _NAMED) and place.put is not None:
+        yield place
+    if is_known:
         return
     seen.add(key)
-    yield place
-    if isinstance(value, (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray)):
+    if is_data or isinstance(value, (*PLAIN, *GENERATORS)):
         return
     owner = place.root if depth == 0 else f"{_name_of(value)} in {place.root}"
     for text, below, put in _parts(value, owner, place.text):
         yield from _within(Place(place.role, place.root, text, below, put), seen, depth + 1)
 
 
-def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
+def _parts(value: Any, owner: str, place: str) -> Iterator[_Part]:
     """What an object consists of: in words, the value, and what assigns another one."""
     if isinstance(value, _CONTAINERS):
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -277,19 +328,26 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[tuple[str, Any, Calla
         if hasattr(value, name):
             yield f"`{name}` of {owner}", getattr(value, name), functools.partial(setattr, value, name)
     buffers = dict(value.named_buffers(recurse=False)) if isinstance(value, torch.nn.Module) else {}
-    for name in (name for name in buffers if not is_persistent(value, name)):
-        yield f"`{name}`, a non-persistent buffer of {owner},", getattr(value, name), None
+    for name, buffer in buffers.items():
+        kind = "a buffer" if is_persistent(value, name) else "a non-persistent buffer"
+        yield f"`{name}`, {kind} of {owner},", buffer, functools.partial(setattr, value, name)
     if is_kind:
-        owner = (
-            f"the {'autograd function' if issubclass(value, torch.autograd.Function) else 'class'} {_name_of(value)}"
-        )
-    for kind in filter(_is_users, (value if is_kind else type(value)).__mro__):
-        for name, each in vars(kind).items():
-            each = getattr(each, "__func__", each)  # of a static method
+        is_function = issubclass(value, torch.autograd.Function)
+        owner = f"the {'autograd function' if is_function else 'class'} {_name_of(value)}"
+    kinds = (each for each in (value if is_kind else type(value)).__mro__ if not issubclass(each, enum.Enum))
+    for kind in filter(_is_users, kinds):
+        for name, static in vars(kind).items():
+            each = getattr(static, "__func__", static)
+            put = functools.partial(_put_on_class, own, kind, name) if each is static else None
             if isinstance(each, types.FunctionType):
                 yield place, each, None
             elif not (name.startswith("__") or name in own) and _may_keep_something(each):
-                yield f"`{name}` of {owner}", each, functools.partial(setattr, kind, name)
+                yield f"`{name}` of {owner}", each, put
+
+
+def _put_on_class(own: dict[str, Any], kind: type, name: str, value: Any) -> None:
+    own.pop(name, None)  # it would hide that of the class
+    setattr(kind, name, value)
 
 
 def _left_out(value: Any) -> set[str]:
@@ -330,9 +388,7 @@ def _modules_of(value: Any) -> list[Any]:
     return list(value.modules()) if isinstance(value, nn.Module) else []
 
 
-def _variables_of(
-    function: types.FunctionType, owner: str
-) -> Iterator[tuple[str, Any, Callable[[Any], object] | None]]:
+def _variables_of(function: types.FunctionType, owner: str) -> Iterator[_Part]:
     """The variables of enclosing functions and of the module that a function uses."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         text = f"`{name}`, a variable of {owner},"
@@ -354,15 +410,19 @@ def _variables_of(
 def _may_keep_something(value: Any) -> bool:
     """Whether a variable of a module is the user's to change."""
     kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
-    return isinstance(value, (*_CONTAINERS, types.SimpleNamespace)) or _is_comparable(value) or _is_users(kind)
+    is_store = isinstance(value, (*_CONTAINERS, types.SimpleNamespace, threading.local, _CACHE, nn.Module))
+    return is_store or _is_comparable(value) or _is_users(kind)
 
 
-def _copied(iterator: Any) -> Any:
-    """A copy that goes on by itself; the iterator, where Python cannot copy it."""
+def _copied(value: Any) -> Any:
+    """A copy of an iterator that goes on by itself, or an empty cache like an empty one; else the value."""
+    if isinstance(value, _CACHE):
+        new = functools.lru_cache(**value.cache_parameters())
+        return value if value.cache_info().currsize else new(value.__wrapped__)
     with contextlib.suppress(TypeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return copy.copy(iterator)
-    return iterator
+        return copy.copy(value)
+    return value
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -404,7 +464,18 @@ def _is_comparable(value: Any) -> bool:
     return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray, Synchronized))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, saved: Collection[nn.Module] = ()) -> str:
+    if isinstance(value, _CACHE):
+        return f"a cache of {value.cache_info().currsize} results"
+    if isinstance(value, nn.Module) and value not in saved:
+        return f"<{digest([type(value).__name__, value.state_dict()])}>"
+    if isinstance(value, _NAMED):
+        code = getattr(value, "__code__", None)
+        return f"{_name_of(value)} <{code and code.co_firstlineno}>"
+    if isinstance(value, _CONTAINERS) and not _is_comparable(value):
+        some = itertools.islice(itertools.chain(value, value.values() if isinstance(value, dict) else ()), _MAX_ITEMS)
+        names = [each if isinstance(each, PLAIN) else _name_of(each) for each in some]
+        return f"a {type(value).__name__} of {len(value)} items <{digest(names)}>"
     if isinstance(value, Synchronized):
         return repr(value.value)
     if isinstance(value, _ITERATORS[1:]):
@@ -412,23 +483,8 @@ def _shown(value: Any) -> str:
         return "" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
     if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
         return f"<{digest(value)}>"
-    text = type(value).__name__ if isinstance(value, types.GeneratorType) else repr(value)
+    text = type(value).__name__ if isinstance(value, types.GeneratorType) else repr(value).strip("<>")
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… <{digest(text)}>"
-
-
-def _sentence(place: Place, one: str, other: str, when: str) -> str:
-    text, remedy = place.text, _REMEDIES.get(place.role, "save it, or do without it")
-    if isinstance(place.value, GENERATORS):
-        remedy = _SEEDED if place.role in _BY_DATA else f"draw from torch, numpy or random, or {remedy}"
-        return f"{text} is a generator of its own, which no state saves: {remedy}"
-    if isinstance(place.value, types.GeneratorType):
-        return f"{text} is a generator that goes on where it stopped, and that no state saves: {remedy}"
-    if "non-persistent" in text:
-        remedy = "register it with `persistent=True`"
-    if one.startswith("<") or other.startswith("<"):
-        return f"{text} was another one {when}: {remedy}"
-    values = [each.partition(" <")[0] for each in (one, other)]
-    return f"{text} was {values[0]} in the uninterrupted run and {values[1]} {when}: {remedy}"
 
 
 def _keep_contents(before: Kept, value: Any) -> None:
@@ -450,6 +506,7 @@ def _keep_contents(before: Kept, value: Any) -> None:
 
 def _keep_module(before: Kept, module: nn.Module, *, is_kept_elsewhere: bool) -> None:
     """Keep the plain attributes of a module, but not what wrappers replace; and the tensors of one of the user's."""
+    before.contents(vars(module)["_modules"])
     names = vars(module).keys() - _OF_MODULES
     own = {name: vars(module)[name] for name in names}
 
@@ -460,8 +517,7 @@ def _keep_module(before: Kept, module: nn.Module, *, is_kept_elsewhere: bool) ->
 
     before.call(restore)
     if not is_kept_elsewhere:
-        trained = (each for each in module.parameters(recurse=False) if each.requires_grad)
-        before.tensors(each for each in (*trained, *module.buffers(recurse=False)) if each.is_contiguous())
+        before.module(module)
 
 
 @functools.cache

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import io
+import itertools
 import tempfile
 import time
 import warnings
@@ -21,9 +23,10 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.rehearsal import refuse, taking_part
 from pytorch_accelerated.extras.proving import children
 from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
-from pytorch_accelerated.extras.proving.outside import Outside, differing_in, hooks_of
+from pytorch_accelerated.extras.proving.outside import BY_DATA, Outside, differing_in, hooks_of
 from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
-from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace, first_parting
+from pytorch_accelerated.extras.proving.trace import GENERATORS, PARTS, FirstUpdate, Parting, Trace, UpdateTrace
+from pytorch_accelerated.extras.proving.trace import first_parting as parting_of
 from pytorch_accelerated.facts import LIMITS, check_positive_count
 from pytorch_accelerated.loop import overrides
 from pytorch_accelerated.record.text import aligned
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
 SAME, ROUNDING, DIFFERENCE = "same bits", "equal to rounding", "difference"
 KNOWN, NOT_CHECKED = "known difference", "not checked"
 _AGAIN, _RESUMED = "again", "resumed at each update"
-_ORDER = "another one in a new process: sort what comes from a set or folder, and call `set_seed` before what is random"
+# Why a new process differs from its beginning on.
+_BY_PROCESS = "it is another one in each process; call `set_seed` before what is random, and sort what is in a folder"
+_BY_HASH = "it depends on `hash` of a text, or on the order of a set: sort it, or use `hashlib`"
+_BY_FACTORY = "new processes agree with each other, but not with this one: look at the factory, and what ran before"
 # What neither a state nor this process gives back, and nobody can name.
 _OUTSIDE = "a clock, a file, the environment, a thread, or another source that was not found"
 _BY_ITSELF = {
@@ -43,8 +49,15 @@ _BY_ITSELF = {
     "gradients": "an operation is not deterministic: `torch.use_deterministic_algorithms(True)` names it",
     "settings": f"a callback or the schedule depends on {_OUTSIDE}",
 }
-_CLOCK = f"it depends on {_OUTSIDE}"
-_UNKNOWN = "it depends on something that no state saves, and that was not found among what your objects keep"
+_NO_MEAN = "the loss is no mean over the rows of a batch, or the model relates them to each other"
+_BACKWARD = (
+    "the loss is the mean of those of its halves; not found: look at the backward pass, such as autograd functions"
+)
+_NO_GRADIENT = "have no gradient, for which torch waits: freeze before `train`, or give DDP `find_unused_parameters`"
+_BY_RANK = (
+    "half batches in one process give the same; not found: look at what depends on the rank, or avoids `self.model`"
+)
+_UNKNOWN = f"it depends on {_OUTSIDE}"
 _SECONDS_OF_CHILD = 120
 _UPDATES_OF_EPOCH, _MOST_NAMED, _MOST_TRIED = 3, 3, 12
 
@@ -92,8 +105,12 @@ class Proof:
 
     def __repr__(self) -> str:
         shown = [(f"  {row.check}", row.verdict, str(row.update or ""), row.culprit) for row in self.rows]
+        shown = [(*row, f"{why.splitlines()[0]} (see below)" if "\n" in why else why) for *row, why in shown]
         head = f"{self.updates} updates, trained uninterrupted and in {len(self.rows)} other ways:"
         missing = [f"  not checked: {each}" for each in self.not_checked]
+        for row in self.rows:
+            more = row.culprit.strip().splitlines()[1:]
+            missing += [f"  {row.check}:", *(f"    {line}".rstrip() for line in more)] if more else []
         return "\n".join([head, *aligned([("  ", "verdict", "update", "why"), *shown], [2]), *missing])
 
 
@@ -115,27 +132,14 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     return Proof(len(proving.reference), rows, tuple(proving.not_checked()))
 
 
-class _Carrying(TrainerCallback):
-    """Copies what the user's objects keep after each update; or puts one thing back at the start of a run.
-
-    Args:
-        outside: finds and keeps it.
-        text: what is put back; None to copy.
-    """
-
-    takes_part_in_preflight = False
-
-    def __init__(self, outside: Outside, text: str | None = None) -> None:
-        self._outside, self._text = outside, text
+def _at(event: str, action: Callable[[Trainer], object]) -> TrainerCallback:
+    """A callback that does something at an event."""
 
     @torch.no_grad()
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if self._text is not None:
-            self._outside.put_back(trainer, self._text)
+    def act(self: Any, trainer: Trainer, **kwargs: Any) -> None:
+        action(trainer)
 
-    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if self._text is None:
-            self._outside.carry(trainer)
+    return type("At", (TrainerCallback,), {event: act, "takes_part_in_preflight": False})()  # type: ignore[no-any-return]
 
 
 class _Proving:
@@ -159,14 +163,14 @@ class _Proving:
         self._ignored: set[str] = set()
         self._unsteady: set[str] = set()  # metrics that differ in each run, as times do
         self._causes: list[str] = []  # what a resume loses and had an effect
-        self._has_halves = True
-        self._fault = ""  # of the very same run, done again
-        self._first, began = FirstUpdate(), time.perf_counter()
-        self.reference = self._train(updates, self._first, states="whole")
+        self._fault, self._is_unknown = "", False  # of the very same run, done again; of a resumed one
+        self._has_halves, self._halves = True, Check("", NOT_CHECKED)
+        began = time.perf_counter()
+        self.reference = self._train(updates, states="whole")
         self._seconds = _SECONDS_OF_CHILD + 20 * (time.perf_counter() - began)
         if not self.reference:
             raise ConfigurationError("The run has no update, so there is nothing to prove. Check the arguments.")
-        self._last = self.reference[-1].update
+        self._first, self._last = _first_of(self.reference), self.reference[-1].update
 
     def checks(self, factory: Any) -> Iterator[Check]:
         """The rows of a proof."""
@@ -189,29 +193,21 @@ class _Proving:
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
     def _train(
-        self,
-        last_update: int,
-        first: FirstUpdate | None = None,
-        *others: TrainerCallback,
-        states: str = "",
-        state: Any = None,
-        cut: int = 1,
-        **changes: Any,
+        self, last_update: int, *others: TrainerCallback, states: str = "", state: Any = None, **changes: Any
     ) -> list[UpdateTrace]:
         """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states.
 
         Args:
             last_update: the run stops after it.
-            first: what to complete in the first update.
             others: further callbacks.
             states: a folder for its states.
             state: it begins there.
-            cut: into how many parts batches are cut.
             changes: to the arguments of `train`.
         """
-        trainer, trace = self._trainer, Trace(last_update, self._outside, first)
+        trainer, trace = self._trainer, Trace(last_update, self._outside)
         arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
-        watching = [children.ShortEpochs(self._limit * cut), *saving, *others, trace]
+        limit = self._limit * (2 if "per_device_batch_size" in changes else 1)
+        watching = [children.ShortEpochs(limit), *saving, *others, trace]
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with trained_again(trainer, arguments, state, *watching):
@@ -220,8 +216,15 @@ class _Proving:
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
 
-    def _compared(self, updates: list[UpdateTrace], when: str, unknown: str = "") -> Check:
-        """The verdict on a run that must have the same bits; `unknown` says what may be wrong if nothing is found."""
+    def _compared(self, updates: list[UpdateTrace], when: str, remedy: str = "", unknown: str = "") -> Check:
+        """The verdict on a run that must have the same bits.
+
+        Args:
+            updates: of the run.
+            when: see `Outside.sentence`.
+            remedy: what to do about what is found; default: by what it is.
+            unknown: what may be wrong if nothing is found.
+        """
         parting = self._parting(updates)
         if parting is None:
             expected, trained = ([each.update for each in run] for run in (self.reference, updates))
@@ -230,17 +233,17 @@ class _Proving:
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
         texts = self._outside.differing(parting.part, one, other, self._ignored)
         texts = [text for text in texts if text in self._causes] or texts
-        found = self._outside.sentences(texts[:_MOST_NAMED], one, other, when)
-        reason = "; ".join(found) or self._fault or unknown or _BY_ITSELF.get(parting.part, _CLOCK)
+        found = [self._outside.sentence(text, one, other, when, remedy) for text in texts[:_MOST_NAMED]]
+        reason = "; ".join(found) or self._fault or remedy or unknown or _BY_ITSELF.get(parting.part, _UNKNOWN)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
-    def _parting(self, updates: list[UpdateTrace]) -> Parting | None:
-        """Where a run parts from the uninterrupted one."""
+    def _parting(self, updates: list[UpdateTrace], other: list[UpdateTrace] | None = None) -> Parting | None:
+        """Where a run parts from the uninterrupted one, or another."""
 
         def steady(each: UpdateTrace) -> UpdateTrace:
             return each._replace(metrics={name: each.metrics[name] for name in each.metrics.keys() - self._unsteady})
 
-        return first_parting(map(steady, self.reference), map(steady, updates))
+        return parting_of(map(steady, other or self.reference), map(steady, updates))
 
     def _again(self) -> Check:
         updates = self._train(self._last, states="again")
@@ -262,7 +265,8 @@ class _Proving:
                 break
         self._causes = self._with_an_effect(updates)
         self._ignored -= set(self._causes)
-        check = self._compared(updates, "after the resume", _UNKNOWN)
+        check = self._compared(updates, "after the resume", unknown=_UNKNOWN)
+        self._is_unknown = _UNKNOWN in check.culprit
         return check._replace(culprit=self._lost(updates)) if check.verdict == SAME else check
 
     def _with_an_effect(self, resumed: list[UpdateTrace]) -> list[str]:
@@ -275,27 +279,31 @@ class _Proving:
         if len(texts) == 1:
             return texts
         tried = texts or self._outside.differing(parting.part, one, other, ())
-        self._train(before, None, _Carrying(self._outside))
+        self._train(before, _at("on_optimizer_step_end", self._outside.carry))
 
         def matters(text: str) -> bool:
-            if text not in self._outside.carried:
-                return True
-            state = self._folder / "resumed" / str(before)
+            if not self._outside.carried.get(text):
+                return any(text in each for each in (one.outside, one.left))
+            state, put = self._folder / "resumed" / str(before), functools.partial(self._outside.put_back, text)
             try:
-                changed = self._train(before + 1, None, _Carrying(self._outside, text), state=state)
+                changed = self._train(before + 1, _at("on_training_run_start", put), state=state)
             except Exception:  # without what belongs to it, it may not work
                 return True
-            return first_parting([other], changed) is not None
+            return parting_of([other], changed) is not None
 
-        return [text for text in tried[:_MOST_TRIED] if matters(text)] or texts
+        found = [text for text in tried[:_MOST_TRIED] if matters(text)]
+        # What has made a choice is named rather than what was chosen.
+        return [text for text in found if not self._outside.place(text).is_choice] or found or texts
 
     def _lost(self, resumed: list[UpdateTrace]) -> str:
         """What a resume loses without an effect so far."""
         for one, other in zip(reversed(self.reference), reversed(resumed), strict=True):
             names = (one.outside.keys() & other.outside.keys()) - self._ignored
-            texts = sorted(name for name in names if one.outside[name] != other.outside[name])
+            differing = sorted(name for name in names if one.outside[name] != other.outside[name])
+            stores = {name for each in (one, other) for name, shown in each.outside.items() if shown.startswith("a ")}
+            texts = [text for text in differing if text not in stores]  # which may be filled again
             if texts:
-                found = self._outside.sentences(texts[:_MOST_NAMED], one, other, "after the resume")
+                found = [self._outside.sentence(each, one, other, "after the resume") for each in texts[:_MOST_NAMED]]
                 return f"without an effect in these updates, a resume loses something: {'; '.join(found)}"
         return ""
 
@@ -325,9 +333,9 @@ class _Proving:
             prefetched = (data.prefetch_factor or 2) if workers else None
             own = {"num_workers": workers, "prefetch_factor": prefetched, "persistent_workers": False}
             vars(changes["train_dataset"]).update(own)  # torch refuses to set the last one
-        unknown = "each worker has its own copy of the dataset, and of the variables that it changes"
+        unknown = "each worker has a number, and its own copy of the dataset and of the variables that it changes"
         updates = self._train(self._last, states="workers", **changes)  # a save may read rows, too
-        return self._compared(updates, f"with {workers} workers", unknown if workers else "")
+        return self._compared(updates, f"with {workers} workers", unknown=unknown if workers else "")
 
     def _halved(self) -> dict[str, Any]:
         """The arguments of updates that are cut in two."""
@@ -347,19 +355,28 @@ class _Proving:
         return {"per_device_batch_size": size // 2}
 
     def _in_halves(self) -> Check:
-        steps, cut = self._settings["gradient_accumulation_steps"], FirstUpdate()
-        (update,) = self._train(1, cut, **self._halved(), cut=2, gradient_accumulation_steps=2 * steps)
+        update = self._cut_in_two()
         self._has_halves = update.batch == self.reference[0].batch
         self._halved()
-        return self._compared_to_rounding(cut)
+        self._halves = self._compared_to_rounding(update, functools.partial(self._why_halves_differ, update))
+        return self._halves
 
-    def _compared_to_rounding(self, cut: FirstUpdate) -> Check:
-        """The verdict on the gradient of a first update that was cut in two."""
-        whole, parts = self._first.gradients or {}, cut.gradients or {}
-        names = whole.keys() | parts.keys()
+    def _cut_in_two(self, *others: TrainerCallback) -> UpdateTrace:
+        """The first update, with its batches cut in two."""
+        steps = 2 * self._settings["gradient_accumulation_steps"]
+        return self._train(1, *others, **self._halved(), gradient_accumulation_steps=steps)[0]
+
+    def _distance(self, update: UpdateTrace) -> float:
+        """How far the gradient of a first update that was cut in two is from that of the whole, relative to it."""
+        whole, parts = self._first.gradients or {}, _first_of([update]).gradients or {}
         zero = torch.zeros(())
-        difference = sum(float((whole.get(name, zero) - parts.get(name, zero)).square().sum()) for name in names)
-        distance = (difference / (sum(float(each.square().sum()) for each in whole.values()) or 1)) ** 0.5
+        pairs = [(whole.get(name, zero), parts.get(name, zero)) for name in whole.keys() | parts.keys()]
+        difference = sum(float((one - other).square().sum()) for one, other in pairs)
+        return float((difference / (sum(float(one.square().sum()) for one, _ in pairs) or 1)) ** 0.5)
+
+    def _compared_to_rounding(self, update: UpdateTrace, why: Callable[[], Check]) -> Check:
+        """The verdict on the gradient of a first update that was cut in two; `why` explains a large distance."""
+        distance = self._distance(update)
         if distance <= self._tolerance:
             return Check("", ROUNDING)
         if self._fault:
@@ -367,15 +384,32 @@ class _Proving:
         if self._first.statistics:
             who = ", ".join(self._first.statistics)
             return Check("", KNOWN, 1, f"batch statistics: {who} normalises each batch by its own mean and variance")
-        moved = [text.rstrip(",") for text in self._first.moved if self._outside.moves_with_batches(text)]
-        if moved:
-            who = ", ".join(moved[:_MOST_NAMED])
-            return Check("", KNOWN, 1, f"each batch changes {who}, and there are twice as many")
-        hooks = [text for _, text, _ in hooks_of(self._trainer) if "gradient hook" in text]
-        if hooks:
-            return Check("", KNOWN, 1, f"{', '.join(hooks[:_MOST_NAMED])} gets the gradient of each batch by itself")
-        reason = "the loss is no mean over the rows of a batch, or the model relates them to each other"
-        return Check("", DIFFERENCE, 1, f"the gradients, by {distance:.1g} of their norm: {reason}")
+        check, what = why(), f"the gradients, by {distance:.1g} of their norm: "
+        return check if check.verdict == KNOWN else Check("", DIFFERENCE, 1, what + check.culprit)
+
+    def _why_halves_differ(self, update: UpdateTrace) -> Check:
+        """What is to blame: what gives the gradient of the whole when it is put back, or else the loss."""
+        places = {text: self._outside.place(text) for text in self._first.moved}
+        moved = [text for text, place in places.items() if place.role not in BY_DATA][:_MOST_TRIED]
+
+        def distance_without(text: str) -> float:
+            turns = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
+            by_turns = _at("on_train_step_start", lambda trainer: next(turns)(trainer))
+            return self._distance(self._cut_in_two(by_turns))
+
+        distance, apart = self._distance(update), {text: distance_without(text) for text in moved}
+        mending = [text for text, each in apart.items() if each <= self._tolerance]
+        acting = [text for text in moved if apart[text] != distance or isinstance(places[text].value, GENERATORS)]
+        if found := mending or acting:
+            return Check("", KNOWN, 1, f"each batch changes {_named(found)}, and there are twice as many")
+        whole, halves = (sum(map(float, each.losses)) / len(each.losses) for each in (self.reference[0], update))
+        if abs(whole - halves) > self._tolerance * abs(whole):
+            means = f"it is {whole:.3g}, and that of its halves {halves:.3g} on average"
+            unless = ", unless what was not found after a resume acts here" if self._is_unknown else ""
+            return Check("", "", None, f"{_NO_MEAN}{unless}: {means}")
+        if hooks := [text for _, text, _ in hooks_of(self._trainer) if "gradient hook" in text]:
+            return Check("", KNOWN, 1, f"{_named(hooks)} gets the gradient of each batch by itself")
+        return Check("", "", None, _BACKWARD)
 
     @property
     def _tolerance(self) -> float:
@@ -393,24 +427,59 @@ class _Proving:
         return Job(payload, name, self._folder, settings, last_update, self._limit, killed_in)
 
     def _killed(self, factory: Any) -> Check:
-        job = self._job(factory, "killed", self._last, killed_in=self._last // 2 + 1)
-        before, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "1"}], self._seconds)
-        after: list[UpdateTrace] = []
-        if self._parting(before) is None:
-            self._ignored |= differing_in(zip(self.reference, before, strict=False)) - set(self._causes)
-            job = self._job(factory, "continued", self._last, resume_from=self._folder / "killed")
-            after, _ = children.run_jobs([job], [{"PYTHONHASHSEED": "2"}], self._seconds)
-            one = self.reference[self._last // 2]  # what was evaluated before it may be in the state
-            after[:1] = [each._replace(evaluation=one.evaluation, metrics=one.metrics) for each in after[:1]]
-        return self._compared([*before, *after], "in a new process", _ORDER)
+        """Killed within an epoch and at its end, and resumed in a new process each time."""
+        pairs = list(itertools.pairwise(self.reference))
+        ends = [one.update for one, after in pairs if one.epoch < after.epoch][-1:]
+        within = [
+            one.update for one, after in pairs if one.epoch == after.epoch and one.update < min([*ends, self._last])
+        ]
+        updates: list[UpdateTrace] = []
+        remedy, state = "", self._folder / "whole" / "0"
+        for number, cut in enumerate([*([update + 1 for update in (*within[-1:], *ends)] or [1]), None]):
+            job = self._job(factory, f"life_{number}", self._last, killed_in=cut, resume_from=state)
+            trained = children.run_jobs([job], [{"PYTHONHASHSEED": str(number + 1)}], self._seconds)
+            if updates:  # what was evaluated before the first one may be in the state
+                one = self.reference[len(updates)]
+                trained[:1] = [each._replace(evaluation=one.evaluation, metrics=one.metrics) for each in trained[:1]]
+            elif self._parting(trained) is None:
+                self._ignored |= differing_in(zip(self.reference, trained, strict=False)) - set(self._causes)
+            elif not self._fault:
+                remedy = self._why_new(job, trained)
+            updates, state = updates + trained, self._folder / job.name
+            if self._parting(updates) is not None:
+                break
+        return self._compared(updates, "in a new process", remedy)
+
+    def _why_new(self, job: Job, trained: list[UpdateTrace]) -> str:
+        """Why a new process, which was not killed yet, trains other updates than this one."""
+        for seed, reason in (("1", _BY_PROCESS), ("2", _BY_HASH)):
+            again = dataclasses.replace(job, name=f"with_{seed}")
+            if self._parting(children.run_jobs([again], [{"PYTHONHASHSEED": seed}], self._seconds), trained):
+                return reason
+        return _BY_FACTORY
 
     def _on_two_ranks(self, factory: Any) -> Check:
         settings = self._halved()
         jobs = [self._job(factory, f"rank_{rank}", 1, **settings) for rank in range(2)]
-        updates, cut = children.run_jobs(jobs, children.two_ranks(), self._seconds)
-        if cut.ranks != 2:
+        updates = children.run_jobs(jobs, children.two_ranks(), self._seconds)
+        if _first_of(updates).ranks != 2:
             raise NotCheckedError("the factory makes trainers that train alone")
         expected, rows = ((run[0].rows if run else ()) for run in (self.reference, updates))
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
-        return self._compared_to_rounding(cut)
+        return self._compared_to_rounding(updates[0], self._why_ranks_differ)
+
+    def _why_ranks_differ(self) -> Check:
+        if self._halves.verdict != ROUNDING:
+            return self._halves._replace(culprit=self._halves.culprit.rpartition("of their norm: ")[2])
+        trained, seen = self._trainer.get_model().named_parameters(), self._first.gradients or {}
+        missing = [name for name, each in trained if each.requires_grad and name not in seen]
+        return Check("", "", None, f"{_named(missing)} {_NO_GRADIENT}" if missing else _BY_RANK)
+
+
+def _first_of(updates: list[UpdateTrace]) -> FirstUpdate:
+    return updates[0].first or FirstUpdate(1)
+
+
+def _named(texts: list[str]) -> str:
+    return ", ".join(text.rstrip(",") for text in texts[:_MOST_NAMED])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
 import random
 import re
@@ -24,12 +25,31 @@ from pytorch_accelerated.states import canonical_state_dict
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
 
-PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
+PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic, enum.Enum)
 _SHOWN = (*PLAIN, torch.dtype, torch.device)
 ROW_CHARACTERS = 16  # of a digest in the contents of a batch
 TIMES = re.compile(r"_(runtime|seconds|(samples|steps|tokens)_per_second)$")
 SCHEDULED = {"initial_lr", "base_lrs", "base_values"}  # what counts is what a schedule makes of them
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+@dataclasses.dataclass
+class FirstUpdate:
+    """The first update of a run, as far as it is compared to rounding.
+
+    Attributes:
+        ranks: the number of processes.
+        gradients: complete, before clipping, by name; None if they were not seen.
+        draws: whether a forward pass drew random numbers.
+        statistics: the names of the modules that normalise by the statistics of a batch.
+        moved: what forward and backward passes change: buffers, and what the user's objects keep.
+    """
+
+    ranks: int
+    gradients: dict[str, torch.Tensor] | None = None
+    draws: bool = False
+    statistics: list[str] = dataclasses.field(default_factory=list)
+    moved: list[str] = dataclasses.field(default_factory=list)
 
 
 class UpdateTrace(NamedTuple):
@@ -52,6 +72,7 @@ class UpdateTrace(NamedTuple):
         optimizer: the optimizer's state after the update.
         outside: what else may matter, by the name of its place; see `Trace`.
         left: the same when the update before was over, or the run had begun: before the rows were fetched.
+        first: more about the first update of a run; None for others.
     """
 
     update: int
@@ -70,6 +91,7 @@ class UpdateTrace(NamedTuple):
     optimizer: str
     outside: dict[str, str]
     left: dict[str, str]
+    first: FirstUpdate | None = None
 
 
 #: What two updates may differ in, in the order in which one thing follows from another.
@@ -106,52 +128,22 @@ class Parting(NamedTuple):
         return f"{PARTS[self.part]}, in update {self.update}"
 
 
-@dataclasses.dataclass
-class FirstUpdate:
-    """The first update of a run, as far as it is compared to rounding.
-
-    Attributes:
-        gradients: complete, before clipping, by name; None if they were not seen.
-        draws: whether a forward pass drew random numbers.
-        statistics: the names of the modules that normalise by the statistics of a batch.
-        moved: what forward and backward passes change: buffers, and what the user's objects keep.
-        ranks: the number of processes.
-    """
-
-    gradients: dict[str, torch.Tensor] | None = None
-    draws: bool = False
-    statistics: list[str] = dataclasses.field(default_factory=list)
-    moved: list[str] = dataclasses.field(default_factory=list)
-    ranks: int = 1
-
-
 class Trace(TrainerCallback):
     """Records what each update consisted of. Changes nothing; put it last among the callbacks.
 
     Args:
         last_update: the run stops after it.
         outside: gives further things to record before each update, as texts by name.
-        first: what to complete in the first update of the run. It is no list or dict, which a rehearsal would give
-            back.
     """
 
     takes_part_in_preflight = False
 
-    def __init__(
-        self,
-        last_update: int,
-        outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {},
-        first: FirstUpdate | None = None,
-    ) -> None:
+    def __init__(self, last_update: int, outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {}) -> None:
         self.updates: list[UpdateTrace] = []
-        self._last_update = last_update
-        self._outside = outside
-        self._first = first
+        self._last_update, self._outside, self._num_recorded = last_update, outside, 0
         self._begun: dict[str, Any] = {}
         self._evaluated: list[str] = []
-        self._moving: dict[str, str] = {}
         self._left: dict[str, str] = {}
-        self._num_recorded = 0
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out what was recorded before."""
@@ -171,24 +163,20 @@ class Trace(TrainerCallback):
             new = trainer.run_history.records[self._num_recorded :]
             metrics = {each.name: repr(each.value) for each in new if not TIMES.search(each.name)}
             self._begun = {"evaluation": digest(self._evaluated), "metrics": metrics}
-            self._begun |= {
-                "outside": self._outside(trainer),
-                "left": self._left,
-                "weights": digest(weights_of(trainer)),
-            }
-            self._begun |= {"rows": rows and tuple(rows), "contents": {}, "generators": [], "losses": []}
+            self._begun |= {"outside": self._outside(trainer), "left": self._left}
+            self._begun |= {"weights": digest(weights_of(trainer)), "rows": rows and tuple(rows)}
+            self._begun |= {"contents": {}, "generators": [], "losses": []}
+            self._begun["first"] = FirstUpdate(run.ranks.count) if run.state.updates == 0 else None
         _add_rows(self._begun["contents"], run.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
-        if self._first is not None and run.state.updates == 0:
-            self._moving = _moving(trainer, self._outside)
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Record the loss of a batch, and what the forward pass did besides computing."""
         self._begun["losses"].append(repr(float(torch.as_tensor(batch_output["loss"]).detach())))
-        if self._first is not None and trainer.run_state.updates == 0:
+        if first := self._begun["first"]:
             modules = trainer.get_model().named_modules()
-            self._first.draws |= self._begun["generators"][-1] != digest(generator_states())
-            self._first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
+            first.draws |= self._begun["generators"][-1] != digest(generator_states())
+            first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the gradients, and the settings with which the optimizer steps."""
@@ -197,11 +185,12 @@ class Trace(TrainerCallback):
         settings = [{name: value for name, value in group.items() if name not in without} for group in groups]
         gradients = gradients_of(trainer)
         self._begun |= {"gradients": digest(gradients), "settings": digest(settings)}
-        if self._first is not None and trainer.run_state.updates == 0:
-            copies = {name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()}
-            self._first.gradients, self._first.ranks = copies, trainer.run_context.ranks.count
-            now = _moving(trainer, self._outside)
-            self._first.moved = [name for name, value in now.items() if self._moving.get(name) != value]
+        if first := self._begun["first"]:
+            before = self._begun["outside"]
+            first.gradients = {
+                name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()
+            }
+            first.moved = [text for text, each in self._outside(trainer).items() if before.get(text) != each]
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the record, and stop after the last update."""
@@ -259,12 +248,6 @@ def named_weights(model: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str
             {f"{path}.{name}": each for name, each in state.items()} if isinstance(state, Mapping) else {path: state}
         )
     return {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
-
-
-def _moving(trainer: Trainer, outside: Callable[[Trainer], dict[str, str]]) -> dict[str, str]:
-    """What forward and backward passes may change besides the generators, by name."""
-    buffers = {f"`{name}` of the model": digest(each) for name, each in trainer.get_model().named_buffers()}
-    return {**buffers, **outside(trainer)}
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
