@@ -138,6 +138,7 @@ class CountedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = tiny_model()
+        self.passes: torch.Tensor
         self.register_buffer("passes", torch.zeros(()))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -159,12 +159,13 @@ class Outside:
     def put_back(self, text: str, trainer: Trainer) -> None:
         """Put what was carried where it was, or remove what was not there."""
         place, value = self.carried.get(text) or (self.place(text), None)
-        if place.put is not None and self.carried.get(text):
-            place.put(copy.deepcopy(value))
+        put: Any = place.put
+        if put is not None and self.carried.get(text):
+            put(copy.deepcopy(value))
         elif isinstance(value, torch.Tensor):
             place.value.copy_(value)
-        elif text not in self.carried and isinstance(own := getattr(place.put, "func", None), types.MethodWrapperType):
-            own.__self__.pop(*place.put.args, None)
+        elif text not in self.carried and isinstance(getattr(put, "func", None), types.MethodWrapperType):
+            put.func.__self__.pop(*put.args, None)
 
     def differing(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: Collection[str]) -> list[str]:
         """The texts of places that differ between two runs before an update, of which a `part` then differs too.
@@ -329,8 +330,8 @@ def _parts(value: Any, owner: str, place: str) -> Iterator[_Part]:
             yield f"`{name}` of {owner}", getattr(value, name), functools.partial(setattr, value, name)
     buffers = dict(value.named_buffers(recurse=False)) if isinstance(value, torch.nn.Module) else {}
     for name, buffer in buffers.items():
-        kind = "a buffer" if is_persistent(value, name) else "a non-persistent buffer"
-        yield f"`{name}`, {kind} of {owner},", buffer, functools.partial(setattr, value, name)
+        sort = "a buffer" if is_persistent(value, name) else "a non-persistent buffer"
+        yield f"`{name}`, {sort} of {owner},", buffer, functools.partial(setattr, value, name)
     if is_kind:
         is_function = issubclass(value, torch.autograd.Function)
         owner = f"the {'autograd function' if is_function else 'class'} {_name_of(value)}"

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import re
 import tempfile
 import time
 import warnings
@@ -104,8 +105,8 @@ class Proof:
         return {**facts, "not_checked": list(self.not_checked)}
 
     def __repr__(self) -> str:
-        shown = [(f"  {row.check}", row.verdict, str(row.update or ""), row.culprit) for row in self.rows]
-        shown = [(*row, f"{why.splitlines()[0]} (see below)" if "\n" in why else why) for *row, why in shown]
+        rows = [row._replace(culprit=re.sub(r"(?s)\n.*", " (see below)", row.culprit.strip())) for row in self.rows]
+        shown = [(f"  {row.check}", row.verdict, str(row.update or ""), row.culprit) for row in rows]
         head = f"{self.updates} updates, trained uninterrupted and in {len(self.rows)} other ways:"
         missing = [f"  not checked: {each}" for each in self.not_checked]
         for row in self.rows:
@@ -393,7 +394,7 @@ class _Proving:
         moved = [text for text, place in places.items() if place.role not in BY_DATA][:_MOST_TRIED]
 
         def distance_without(text: str) -> float:
-            turns = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
+            turns: Any = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
             by_turns = _at("on_train_step_start", lambda trainer: next(turns)(trainer))
             return self._distance(self._cut_in_two(by_turns))
 
