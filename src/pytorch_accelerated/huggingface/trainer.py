@@ -493,7 +493,7 @@ class Trainer(TrainerHooks):
         padding = self.prediction_padding if name == "logits" else PADDING
         # Unlike the native `gather`, it keeps rows of nothing but padding: the labels of a row may all be -100.
         context = self._engine.run_context
-        return None if tensors is None else (context.uneven or context.ranks).gather(tensors, padding)
+        return None if tensors is None else (context.parts.uneven or context.parts.ranks).gather(tensors, padding)
 
     # -------------------------------------------------------------------------------------------------------- logging
 
@@ -616,7 +616,7 @@ class Trainer(TrainerHooks):
         Must be called by all ranks; the first one writes. What an override writes is the model of checkpoints, too.
         """
         is_left = self._staged is not None and self._staged.is_of(self.model, output_dir) and is_ours(self._save)
-        with self._engine.run_context.mode.evaluating():
+        with self._engine.run_context.parts.mode.evaluating():
             gathered = None if is_left else saving.gathered_weights(self.model)
             if self.args.should_save:
                 # An override need not have the second parameter if the model is not sharded.

@@ -56,9 +56,9 @@ class Engine(NativeTrainer):
         is_in_step: whether our `training_step` asks for a loss, not one of the user's own.
     """
 
-    ranks: Ranks = view("ranks")
-    accelerator: Accelerator = view("accelerator")
-    states: CheckpointStates = view("states")
+    ranks: Ranks = view("parts.ranks")
+    accelerator: Accelerator = view("parts.accelerator")
+    states: CheckpointStates = view("control.states")
     preparation_seconds = 0.0
     is_in_step = False
     _makes_optimizer = True
@@ -88,7 +88,7 @@ class Engine(NativeTrainer):
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
-        training = self.training if self.run_context.is_at_work else None
+        training = self.training if self.run_context.control.is_at_work else None
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
             # A signal may end an evaluation that the loop requested: a resumed run repeats it.
@@ -96,7 +96,7 @@ class Engine(NativeTrainer):
                 return self._evaluate_rows(training.loader_of_pass(loader), collector, StopTrainingError)
             with self._during_run(TrainSettings(num_epochs=1)) as context:
                 part = loader_of_pass(context, loader, None)
-                return self._evaluate_rows(part, collector, lambda reason: context.stopping.signals.exit())
+                return self._evaluate_rows(part, collector, lambda reason: context.control.stopping.signals.exit())
         finally:
             self._evaluate_batch = outer
 
@@ -180,12 +180,12 @@ class Engine(NativeTrainer):
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Make the optimizer and the schedule as soon as the length of the run is known."""
-        face, context, loaders = self._face, self.run_context, self.run_context.loaders
+        face, context, loaders = self._face, self.run_context, self.run_context.parts.loaders
         if not face.counts_items:
-            context.count_items = None
+            context.asked.count_items = None
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs)
         max_steps = self.training.plan(loaders.train)
-        context.settings = dataclasses.replace(context.settings, max_num_train_steps=max_steps)
+        context.asked.settings = dataclasses.replace(context.asked.settings, max_num_train_steps=max_steps)
         face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
         check_optimizer_of(context)
@@ -193,9 +193,9 @@ class Engine(NativeTrainer):
         metric, schedule = face.args.metric_for_best_model, face.lr_scheduler
         if metric is not None:
             watched = WatchedMetric(metric, bool(face.args.greater_is_better))
-            watched.check_direction(context.ranks, "`metric_for_best_model`")
+            watched.check_direction(context.parts.ranks, "`metric_for_best_model`")
             if isinstance(schedule, ReduceLROnPlateau):
-                WatchedMetric(metric, schedule.mode == "max").check_direction(context.ranks, *PLATEAU)
+                WatchedMetric(metric, schedule.mode == "max").check_direction(context.parts.ranks, *PLATEAU)
         super()._prepare_model_optimizer_and_dataloaders()
         face.model_wrapped = self.model
 
@@ -238,15 +238,15 @@ class _Moments(TrainerCallback):
 @contextlib.contextmanager
 def _model_of_the_moment(context: Context) -> Iterator[None]:
     """The model that the trainer that users see has now. A script may have replaced it for one evaluation."""
-    trained, model = context.model, context.holder.model
-    if context.prepared is None or bare_model(trained) is model:
-        context.model = model if context.prepared is None else trained
+    trained, model = context.parts.model, context.holder.model
+    if context.parts.prepared is None or bare_model(trained) is model:
+        context.parts.model = model if context.parts.prepared is None else trained
         yield
         return
-    prepared = PreparedModel(context.accelerator, model, None, for_training=False)
-    context.model = prepared.model
+    prepared = PreparedModel(context.parts.accelerator, model, None, for_training=False)
+    context.parts.model = prepared.model
     try:
         yield
     finally:
         prepared.release(model)
-        context.model = trained
+        context.parts.model = trained
