@@ -71,6 +71,10 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        if name == "TensorBoardCallback":  # loaded where it is used
+        if name == "TensorBoardCallback":  # in `extras`, and imported when it is used
             return trainer_callback.TensorBoardCallback
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -356,7 +356,7 @@ class CallbackHandler(EventHandler):
         empty = getattr(TrainerCallback, event, None)
         for callback in tuple(self._callbacks):  # one may remove itself
             method = getattr(callback, event, None)
-            if callable(method) and getattr(method, "__func__", method) is not empty:
+            if getattr(method, "__func__", method) is not empty and callable(method):  # most have the empty one
                 parts = {name: getattr(self, name) for name in _HANDED_OVER}
                 result = method(args, state, control, **parts, **values)
                 control = control if result is None else result

@@ -68,7 +68,7 @@ class FaceStep(Step):
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
-        self.training: FaceTraining = context.control.training
+        self.training: FaceTraining = context.control.training  # type: ignore[assignment]
         self.face: Trainer = context.holder
         self.learning_rate = 0.0
         self.samples_used = 0
