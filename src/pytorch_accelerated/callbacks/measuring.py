@@ -61,12 +61,13 @@ class RecordMeansCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch."""
-        self._add(trainer, "train_", batch_output, self.names)
+        self._add("train_", batch_output, trainer.run_context.batch_weight, self.names)
 
     def on_eval_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch; where the run has trained, those that are there."""
         needed = () if self._has_trained or trainer.run_context.loaders.train is not None else self.names
-        self._add(trainer, trainer.run_history.metric_name_prefix + "eval_", batch_output, needed)
+        prefix = trainer.run_history.metric_name_prefix + "eval_"
+        self._add(prefix, batch_output, trainer.run_context.batch_weight, needed)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the means of the epoch."""
@@ -91,8 +92,8 @@ class RecordMeansCallback(TrainerCallback):
             self._trackers[prefix + name].reset()
             self._restored.pop(prefix + name, None)
 
-    def _add(self, trainer: Trainer, prefix: str, batch_output: dict[str, Any], needed: Iterable[str]) -> None:
-        outputs, weight = batch_output.get("model_outputs"), trainer.run_context.batch_weight
+    def _add(self, prefix: str, batch_output: dict[str, Any], weight: Any, needed: Iterable[str]) -> None:
+        outputs = batch_output.get("model_outputs")
         found = {**(outputs if isinstance(outputs, Mapping) else {}), **batch_output}
         for name in self.names:
             if name not in found:

@@ -179,7 +179,7 @@ class ReportCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Begin to collect predictions."""
-        self._keep_best_predictions(trainer)  # by now all callbacks have judged those so far
+        self._keep_best_predictions(trainer.callback_handler)  # by now all callbacks have judged those so far
         self._evaluation_started = time.monotonic()
         if not trainer.run_history.metric_name_prefix:  # otherwise it is the evaluation of another model
             is_own = type(self).get_predictions_and_targets is not ReportCallback.get_predictions_and_targets
@@ -255,7 +255,7 @@ class ReportCallback(TrainerCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the page, with the predictions of the model that is loaded."""
         self._note_news(trainer)
-        best = self._keep_best_predictions(trainer)
+        best = self._keep_best_predictions(trainer.callback_handler)
         kept = {name: found for name, found in self._kept[1].items() if best and found["epoch"] == best[0]}
         for name, found in kept.items():
             self._contents.predictions[name] = found | {"of": f"{found['of']}, the weights loaded at the end"}
@@ -332,10 +332,10 @@ class ReportCallback(TrainerCallback):
                 seeds = {"torch_seed": torch.initial_seed(), "derived_seed": config.pop("seed")}
                 self._contents.environment |= seeds
 
-    def _keep_best_predictions(self, trainer: Trainer) -> list[Any] | None:
+    def _keep_best_predictions(self, callbacks: Iterable[Any]) -> list[Any] | None:
         """Epoch and value of the best model so far, if it will be loaded; its predictions are kept."""
         best = None
-        for saver in trainer.callback_handler:
+        for saver in callbacks:
             if isinstance(saver, SaveBestModelCallback) and saver.load_saved_checkpoint and saver.best_metric_epoch:
                 best = [saver.best_metric_epoch, saver.best_metric]
         if best not in (None, self._kept[0]):

@@ -21,6 +21,7 @@ from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
+    from pytorch_accelerated.tracking import RunHistory
 
 FORMAT = 1
 _SECONDS_BETWEEN_WRITES = 10.0
@@ -221,7 +222,7 @@ class ResultCallback(TrainerCallback):
             "seconds": self._seconds,
             "startup_seconds": context.stopping.startup_seconds,
             "peak_memory": next((record.peak_memory for record in history.step_records[-1:]), None),
-            "best": self._best(trainer),
+            "best": self._best(history, watched_metrics(trainer.callback_handler), trainer.eval_dataset is not None),
             "metrics": {record.name: record.value for record in latest if record and record.is_scalar},
             "alerts": self._alerts,
             "files": _files_of(trainer.callback_handler),
@@ -264,13 +265,12 @@ class ResultCallback(TrainerCallback):
             self._reserve.seek(0)
             self._reserve.write(bytes(len(text) + _RESERVED_BYTES))
 
-    def _best(self, trainer: Trainer) -> dict[str, Any] | None:
+    def _best(self, history: RunHistory, watched: Mapping[str, bool], is_evaluated: bool) -> dict[str, Any] | None:
         """The best value with its place; None before the first one."""
-        watched = watched_metrics(trainer.callback_handler)
-        usual = "train_loss_epoch" if trainer.eval_dataset is None else "eval_loss_epoch"
+        usual = "eval_loss_epoch" if is_evaluated else "train_loss_epoch"
         name = self.watch_metric or next(iter(watched), usual)
         greater = watched.get(name, bool(greater_is_better(role_and_quantity(name)[1])))
-        record = trainer.run_history.best_record(name, greater)
+        record = history.best_record(name, greater)
         return record and {**record._asdict(), "greater_is_better": greater}
 
 
