@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -271,6 +272,7 @@ _CLEARED_AT = {
 }
 # Every callback gets these attributes of `CallbackHandler`.
 _HANDED_OVER = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+_values_handed_over = operator.attrgetter(*_HANDED_OVER)
 # Scripts give these values of an event by position.
 _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -357,8 +359,8 @@ class CallbackHandler(EventHandler):
         for callback in tuple(self._callbacks):  # one may remove itself
             method = getattr(callback, event, None)
             if getattr(method, "__func__", method) is not empty and callable(method):  # most have the empty one
-                parts = {name: getattr(self, name) for name in _HANDED_OVER}
-                result = method(args, state, control, **parts, **values)
+                parts = zip(_HANDED_OVER, _values_handed_over(self), strict=True)
+                result = method(args, state, control, **dict(parts), **values)
                 control = control if result is None else result
         trainer.control = control
 

@@ -106,9 +106,10 @@ class TrainerHooks:
         """A batch on the device of this process, in a container of its own, which `compute_loss` may change."""
         device, kind = self._engine.ranks.device, type(inputs)
         parts = inputs.values() if kind is dict else inputs if kind in (list, tuple) else [inputs]
-        if all(type(part) is torch.Tensor and part.device == device for part in parts):
-            return inputs if kind is torch.Tensor else kind(inputs)  # the loop has moved it
-        return send_to_device(inputs, device)
+        for part in parts:
+            if type(part) is not torch.Tensor or part.device != device:
+                return send_to_device(inputs, device)
+        return inputs if kind is torch.Tensor else kind(inputs)  # the loop has moved it
 
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -324,8 +324,9 @@ class FaceTraining(Training):
 
         Must be called by all ranks, between an event and what is done because of its flags.
         """
-        handler, flags = self.face.callback_handler, vars(self.face.control)
+        handler = self.face.callback_handler
         if self.all_agree_after_each_update and not handler.is_agreed:
+            flags = vars(self.face.control)
             by_rank = self.context.parts.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
             for name, asked in zip(CONTROL_FLAGS, zip(*by_rank, strict=True), strict=True):
                 flags[name] = any(asked)
