@@ -756,7 +756,9 @@ def _measured_loop(
     """The output of `evaluation_loop`, and its metrics with those of time."""
     args, started = trainer.args, time.time()
     stage = "test" if arguments["description"] == "Prediction" else "eval"
-    memory = meter_memory(stage, args, is_nested=trainer.is_in_train)
+    memory: Callable[[], dict[str, int]] = dict
+    if not args.skip_memory_metrics:
+        memory = meter_memory(stage, is_nested=trainer.is_in_train)
     output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
     metrics, samples = dict(output.metrics or {}), output.num_samples or 0
     steps = math.ceil(samples / (args.eval_batch_size * args.world_size))

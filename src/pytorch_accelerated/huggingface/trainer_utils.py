@@ -241,10 +241,8 @@ def speed_metrics(
     return metrics
 
 
-def meter_memory(stage: str, args: Any, *, is_nested: bool = False) -> Callable[[], dict[str, int]]:
-    """A function for the bytes that this process has more than now, by name; for none, as the arguments may say."""
-    if args.skip_memory_metrics:
-        return dict
+def meter_memory(stage: str, *, is_nested: bool = False) -> Callable[[], dict[str, int]]:
+    """A function for the bytes that this process has more than now, by name; `is_nested`, if within another stage."""
     room = require("pytorch_accelerated.extras.huggingface.memory", needed_by="`skip_memory_metrics=False`")
     return room.meter(stage, is_nested=is_nested)  # type: ignore[no-any-return]
 

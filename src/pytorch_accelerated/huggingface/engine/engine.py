@@ -17,7 +17,7 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
 from pytorch_accelerated.huggingface.checkpoints.states import CheckpointStates, read_trainer_state
-from pytorch_accelerated.huggingface.engine.refusing import refuse_foreign_schedule
+from pytorch_accelerated.huggingface.engine.optimizing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
 from pytorch_accelerated.huggingface.events import new_state
 from pytorch_accelerated.huggingface.trainer_utils import EvalLoopOutput, TrainOutput, warn_of_earlier_checkpoints

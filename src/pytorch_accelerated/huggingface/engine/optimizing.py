@@ -200,6 +200,21 @@ def _warmup_stable_decay(
     return factor
 
 
+def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
+    """Reject a schedule that belongs to another optimizer, if it says so: it would change nothing.
+
+    Raises:
+        ConfigurationError: says how to make both.
+    """
+    scheduled = getattr(schedule, "optimizer", None)
+    inner, trained = (getattr(one, "optimizer", one) for one in (scheduled, optimizer))  # of accelerate's wrappers
+    if scheduled is not None and inner is not trained:
+        raise ConfigurationError(
+            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains. Make "
+            "it of that one, or override `create_scheduler`, which gets it."
+        )
+
+
 _SCHEDULES: dict[SchedulerType, Callable[..., Factor]] = {
     SchedulerType.LINEAR: _linear,
     SchedulerType.COSINE: functools.partial(_cosine, min_lr_rate=0.0),

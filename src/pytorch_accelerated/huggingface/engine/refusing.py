@@ -117,21 +117,6 @@ def refuse(complaints: list[str]) -> NoReturn:
     raise ConfigurationError(f"{text[0].upper()}{text[1:]}.")
 
 
-def refuse_foreign_schedule(optimizer: Any, schedule: Any) -> None:
-    """Reject a schedule that belongs to another optimizer, if it says so: it would change nothing.
-
-    Raises:
-        ConfigurationError: says how to make both.
-    """
-    scheduled = getattr(schedule, "optimizer", None)
-    inner, trained = (getattr(one, "optimizer", one) for one in (scheduled, optimizer))  # of accelerate's wrappers
-    if scheduled is not None and inner is not trained:
-        raise ConfigurationError(
-            f"The schedule, a {type(schedule).__name__}, belongs to another optimizer than the one that trains. Make "
-            "it of that one, or override `create_scheduler`, which gets it."
-        )
-
-
 # Attributes of features that aren't in use, and their values.
 _NOT_IN_USE = {
     "deepspeed": None,

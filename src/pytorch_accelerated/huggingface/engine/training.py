@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +260,7 @@ class FaceTraining(Training):
         self._ignore_keys = ignore_keys
         self.batches_of_epoch = 1
         self._first_step = 0
-        self._memory = meter_memory("train", self._args)
+        self._memory: Callable[[], dict[str, int]] = dict if self._args.skip_memory_metrics else meter_memory("train")
         self._reason_to_stop = ""
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
