@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -82,21 +82,20 @@ class ModelEma(nn.Module):
         Raises:
             ConfigurationError: if the entries of `model` have different names or shapes from those of the average.
         """
-        pairs = self._paired_with(model)
-        averages, values = pairs.to_average()
+        averages, values, copies, sources = self._paired_with(model)
         if getattr(self.update_fn, "__func__", None) is not ModelEma.update_fn:
             for average, value in zip(averages, values, strict=True):
                 average.copy_(self.update_fn(average, value))
-        elif averages:
+        else:
             move_towards(averages, values, 1 - self.decay)
-        copy_all(*pairs.to_copy())
+        copy_all(copies, sources)
 
     @torch.no_grad()
     def set(self, model: nn.Module) -> None:
         """Start over with the weights of `model` as the average. Waits for the device; raises like `update`."""
-        pairs = self._paired_with(model)
-        copy_all(*pairs.to_average())
-        copy_all(*pairs.to_copy())
+        averages, values, copies, sources = self._paired_with(model)
+        copy_all(averages, values)
+        copy_all(copies, sources)
         self._names_to_copy = _names_of_infinite_entries(self.module)
         self._pairs = None
 
@@ -110,11 +109,11 @@ class ModelEma(nn.Module):
         # `update` applies this formula to all entries at once, unless it is overridden.
         return torch.lerp(ema_value, model_value, 1 - self.decay)
 
-    def _paired_with(self, model: nn.Module) -> _Pairs:
+    def _paired_with(self, model: nn.Module) -> Iterable[list[Tensor]]:
         model = innermost(model)
         if self._pairs is None or not self._pairs.still_match(self.module, model):
             self._pairs = _Pairs(self.module, model, self._names_to_copy)
-        return self._pairs
+        return self._pairs.look_up()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the average must not include a copy of the model.
@@ -192,26 +191,19 @@ class _Pairs:
 
         ours, theirs = _find_entries(average), _find_entries(model)
         _check_that_entries_match(ours, theirs)
-        self._to_average: list[tuple[_Place, _Place]] = []
-        self._to_copy: list[tuple[_Place, _Place]] = []
-        for name, place in ours.items():
-            entry = _entry_at(place)
-            has_average = _has_average(entry) and name not in names_to_copy
-            (self._to_average if has_average else self._to_copy).append((place, theirs[name]))
+        copied = names_to_copy | {name for name, place in ours.items() if not _has_average(_entry_at(place))}
+        both = [name for name in ours if name not in copied], [name for name in ours if name in copied]
+        self._places = [[places[name] for name in names] for names in both for places in (ours, theirs)]
 
     def still_match(self, average: nn.Module, model: nn.Module) -> bool:
         """Whether these are the same two models with the same modules and names."""
         is_same = average is self._average and model is self._model
         return is_same and self._look_at_structure() == self._structure
 
-    def to_average(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The averaged entries, and their current values with the same dtype and device."""
-        averages, values = _look_up(self._to_average)
-        return averages, [value.to(average) for average, value in zip(averages, values, strict=True)]
-
-    def to_copy(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The copied entries, and their current values."""
-        return _look_up(self._to_copy)
+    def look_up(self) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+        """The averages and their current values with the same dtype and device; what is copied, and where from."""
+        averages, values, copies, sources = ([store[key] for store, key in places] for places in self._places)
+        return averages, [value.to(average) for average, value in zip(averages, values, strict=True)], copies, sources
 
     def _look_at_structure(self) -> tuple[list[nn.Module | None], list[str]]:
         return list(chain.from_iterable(map(dict.values, self._submodules))), list(chain.from_iterable(self._stores))
@@ -228,10 +220,6 @@ def _has_average(entry: Tensor) -> bool:
 def _entry_at(place: _Place) -> Tensor:
     store, key = place
     return store[key]  # type: ignore[no-any-return]
-
-
-def _look_up(pairs: list[tuple[_Place, _Place]]) -> tuple[list[Tensor], list[Tensor]]:
-    return [store[key] for (store, key), _ in pairs], [store[key] for _, (store, key) in pairs]
 
 
 # torch's wrappers of single layers (compiled, checkpointed, sharded) store the layer under these names.

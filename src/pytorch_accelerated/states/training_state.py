@@ -61,9 +61,9 @@ class Moment:
         position: the counts of the run.
         callbacks: the states of callbacks, by state key.
         history: the state of the run history.
-        recorder: that of the recorder of step records, if there is one.
-        generators: those of this rank's random generators.
-        losses, gradient_norms: those of the trackers, this rank's.
+        recorder: the state of the recorder of step records, if there is one.
+        generators: the states of this rank's random generators.
+        losses, gradient_norms: the states of this rank's trackers.
         stream: how the stream that this rank trains on is divided, and its position in it, if they are known.
     """
 
