@@ -101,7 +101,7 @@ class StagedFolder:
     def add_files(self) -> list[FileEntry]:
         """Flush and hash the files that others have written, to this folder or `final`; the entries are for `commit`.
 
-        To be called before `write_file`. Links, and files whose names a manifest cannot list, are left out.
+        To be called before `write_files`. Links, and files whose names a manifest cannot list, are left out.
         """
         with explained(self.final, "adding its files"):
             if self.final.exists() and not is_replaceable(self.final):
@@ -127,9 +127,10 @@ class StagedFolder:
             CheckpointError: if a file is missing here, or the disk fails; an earlier state then keeps the name.
         """
         files = tuple(sorted(files, key=lambda entry: entry.name))
-        paths = {entry: self.staging / entry.name for entry in files}
         missing = [
-            entry.name for entry, path in paths.items() if not path.is_file() or path.stat().st_size != entry.size_bytes
+            entry.name
+            for entry in files
+            if not (path := self.staging / entry.name).is_file() or path.stat().st_size != entry.size_bytes
         ]
         if missing:
             raise CheckpointError(
