@@ -337,7 +337,8 @@ class Saves:
         parent, is_complete = resolved(folder).parent, folder != self.in_background
         if parent not in self._seen_in and parent not in self.uploads:
             if are_on_several_machines(self._ranks):
-                self.finish()  # the others can see only what is complete
+                if not is_complete:  # other machines see only what is complete
+                    self._ranks.do_on_all(self.writer.wait)
                 refuse_unshared(parent, self._ranks)
             self._seen_in.add(parent)
         epoch = position.epoch_of_progress(history.current_epoch)
