@@ -1,5 +1,6 @@
 """Faults that `prove` once named wrongly or vaguely: each is named now, or the report says that it does not know."""
 
+import contextvars
 import copy
 import functools
 import itertools
@@ -188,6 +189,18 @@ class Scale(nn.Module):
     factor = 1.0
 
 
+fading = contextvars.ContextVar("fading", default=1.0)
+
+
+class Fades(TrainerCallback):
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        fading.set(fading.get() * 0.9)
+
+
+def faded_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return fading.get() * nn.functional.mse_loss(outputs, targets)
+
+
 PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
     "a cache of rows, resumed": (
         lambda: run(Remembered()),
@@ -212,6 +225,12 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         "and `load_state_dict` with it$",
     ),
     "a teacher that is made before": (lambda: run(None, MadeBefore()), RESUMED, 3, "^the loss: `teacher` of the call"),
+    "a context variable": (
+        lambda: run(None, Fades(), loss_func=faded_loss),
+        RESUMED,
+        2,
+        "^the loss: `fading`, a variable of the module .*, was 0.81 in the uninterrupted run and 0.9 after the resume: ",
+    ),
     "another loss": (
         lambda: run(None, SwitchLoss()),
         RESUMED,
@@ -292,6 +311,10 @@ def test_what_each_batch_changes_is_blamed_if_putting_it_back_mends_it() -> None
     assert re.search("^each batch changes `scales`, a variable of the module .*, and there are twice", row.culprit)
     assert "passes" not in row.culprit
     assert "batches`" not in row.culprit
+
+    row = rows_of(run(None, Fades(), loss_func=faded_loss))[HALVES]
+    assert re.search("^each batch changes `fading`, a variable of the module .*, and there are twice", row.culprit)
+    assert fading.get() == 1.0
 
     row = rows_of(run(model=Dropped()))[HALVES]
     assert row[1:] == (

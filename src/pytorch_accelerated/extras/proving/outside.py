@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import enum
 import functools
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
+_CELLS = (Synchronized, contextvars.ContextVar)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Those that can be copied.
 _ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
@@ -462,7 +464,7 @@ def _is_comparable(value: Any) -> bool:
         return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
     if isinstance(value, torch.Tensor):
         return value.is_leaf  # others are computed when they are needed
-    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray, Synchronized))
+    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray, *_CELLS))
 
 
 def _shown(value: Any, saved: Collection[nn.Module] = ()) -> str:
@@ -477,8 +479,8 @@ def _shown(value: Any, saved: Collection[nn.Module] = ()) -> str:
         some = itertools.islice(itertools.chain(value, value.values() if isinstance(value, dict) else ()), _MAX_ITEMS)
         names = [each if isinstance(each, PLAIN) else _name_of(each) for each in some]
         return f"a {type(value).__name__} of {len(value)} items <{digest(names)}>"
-    if isinstance(value, Synchronized):
-        return repr(value.value)
+    if isinstance(value, _CELLS):
+        return repr(value.value if isinstance(value, Synchronized) else value.get(None))
     if isinstance(value, _ITERATORS[1:]):
         copied = _copied(value)
         return "" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
@@ -501,6 +503,9 @@ def _keep_contents(before: Kept, value: Any) -> None:
         before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
     elif isinstance(value, Synchronized):  # of `multiprocessing.Value`
         before.call(setattr, value, "value", value.value)
+    elif isinstance(value, contextvars.ContextVar):
+        with contextlib.suppress(LookupError):  # it may have no value
+            before.call(value.set, value.get())
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)
 

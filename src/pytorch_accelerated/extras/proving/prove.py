@@ -26,7 +26,7 @@ from pytorch_accelerated.extras.proving import children
 from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
 from pytorch_accelerated.extras.proving.outside import BY_DATA, Outside, differing_in, hooks_of
 from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
-from pytorch_accelerated.extras.proving.trace import GENERATORS, PARTS, FirstUpdate, Parting, Trace, UpdateTrace
+from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace
 from pytorch_accelerated.extras.proving.trace import first_parting as parting_of
 from pytorch_accelerated.facts import LIMITS, check_positive_count
 from pytorch_accelerated.loop import overrides
@@ -390,8 +390,7 @@ class _Proving:
 
     def _why_halves_differ(self, update: UpdateTrace) -> Check:
         """What is to blame: what gives the gradient of the whole when it is put back, or else the loss."""
-        places = {text: self._outside.place(text) for text in self._first.moved}
-        moved = [text for text, place in places.items() if place.role not in BY_DATA][:_MOST_TRIED]
+        moved = [text for text in self._first.moved if self._outside.place(text).role not in BY_DATA][:_MOST_TRIED]
 
         def distance_without(text: str) -> float:
             turns: Any = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
@@ -400,7 +399,8 @@ class _Proving:
 
         distance, apart = self._distance(update), {text: distance_without(text) for text in moved}
         mending = [text for text, each in apart.items() if each <= self._tolerance]
-        acting = [text for text in moved if apart[text] != distance or isinstance(places[text].value, GENERATORS)]
+        # What could not be copied was not put back.
+        acting = [text for text in moved if apart[text] != distance or self._outside.carried.get(text, text) is None]
         if found := mending or acting:
             return Check("", KNOWN, 1, f"each batch changes {_named(found)}, and there are twice as many")
         whole, halves = (sum(map(float, each.losses)) / len(each.losses) for each in (self.reference[0], update))

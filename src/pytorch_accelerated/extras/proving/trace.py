@@ -42,7 +42,7 @@ class FirstUpdate:
         gradients: complete, before clipping, by name; None if they were not seen.
         draws: whether a forward pass drew random numbers.
         statistics: the names of the modules that normalise by the statistics of a batch.
-        moved: what forward and backward passes change: buffers, and what the user's objects keep.
+        moved: what has changed since the run began: buffers, and what the user's objects keep.
     """
 
     ranks: int
@@ -186,7 +186,7 @@ class Trace(TrainerCallback):
         gradients = gradients_of(trainer)
         self._begun |= {"gradients": digest(gradients), "settings": digest(settings)}
         if first := self._begun["first"]:
-            before = self._begun["outside"]
+            before = self._left  # callbacks may act before this one
             first.gradients = {
                 name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()
             }
