@@ -71,7 +71,7 @@ class TensorBoardCallback(Recorder):
     """Writes the logs for TensorBoard, on the first process of all.
 
     The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
-    is given. A trainer writes all logs to one folder, and a resumed run goes on in that of its checkpoint. The file is
+    is given. A trainer writes all logs to one folder, and a resumed run continues that of its checkpoint. The file is
     closed when a training ends or fails, and after each log outside of a training.
 
     Args:

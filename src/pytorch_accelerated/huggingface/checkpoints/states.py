@@ -1,4 +1,4 @@
-"""The checkpoints of the Hugging Face trainer: training states beside the files of `save_model`, and those of
+"""The checkpoints of the Hugging Face trainer: training states next to the files of `save_model`, and those of
 transformers, which are read file by file.
 """
 
