@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import psutil  # comes with accelerate
 import torch
 
 
@@ -14,6 +13,8 @@ def meter(stage: str, *, is_nested: bool) -> Callable[[], dict[str, int]]:
     They are ``<stage>_mem_cpu_alloc_delta``, with CUDA also ``<stage>_mem_gpu_alloc_delta`` and
     ``<stage>_mem_gpu_peaked_delta``, by which the peak exceeds the end; of a stage within another, not the peak.
     """
+    import psutil  # comes with accelerate
+
     has_gpu = torch.cuda.is_available()
     if has_gpu and not is_nested:
         torch.cuda.reset_peak_memory_stats()
