@@ -45,7 +45,7 @@ class BorderClock(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self._end = time.perf_counter()
         if trainer.run_state.updates > 2:
-            steps = self.disturbed_steps if trainer.current_run.saves.writer.is_busy else self.quiet_steps
+            steps = self.disturbed_steps if trainer.current_run.control.saves.writer.is_busy else self.quiet_steps
             steps.append(self._end - self._start)
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -93,7 +93,7 @@ def test_the_metrics_of_another_model_are_measured_by_themselves(metrics_first):
             with torch.no_grad():
                 model.weight.zero_()
                 model.bias.copy_(torch.tensor([1.0, 0, 0]))
-            trainer.run_context.evaluation_sets.evaluate_other_model(
+            trainer.run_context.control.evaluation_sets.evaluate_other_model(
                 model, metric_name_prefix="ema_model_", callbacks=[metrics]
             )
 

@@ -134,7 +134,7 @@ def test_a_resumed_run_has_the_same_metrics(loss: Any, stop: int, tmp_path: Path
 def test_an_evaluation_that_was_stopped_begins_again(tmp_path: Path) -> None:
     class StopWithin(TrainerCallback):
         def on_eval_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_context.position_in_pass == 14:
+            if trainer.run_context.parts.reports.position_in_pass == 14:
                 raise StopTrainingError("in the middle")
 
     arguments = (3, nn.CrossEntropyLoss(), CLASSES, ["accuracy", "f1"])

@@ -31,7 +31,7 @@ class Wait(TrainerCallback):
         self.resumed_at = trainer.run_state.updates
 
     def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        for uploads in trainer.run_context.saves.uploads.values():
+        for uploads in trainer.run_context.control.saves.uploads.values():
             if uploads._round is not None:
                 uploads._round.result()
 

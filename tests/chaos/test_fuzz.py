@@ -130,7 +130,7 @@ class Life(RuleBasedStateMachine):
         state = self.trainer.run_state
         assert 0 <= state.updates_in_epoch <= state.updates
         assert state.skipped_updates == 0
-        assert not self.trainer.run_context.is_at_work
+        assert not self.trainer.run_context.control.is_at_work
         assert not isinstance(self.trainer.optimizer, list)
         assert all(
             record.epoch <= self.trainer.run_history.current_epoch for record in self.trainer.run_history.records

@@ -136,7 +136,7 @@ def test_a_failed_save_ends_the_run_between_two_updates_with_its_own_error(tmp_p
         """Waits for the save, so that the failure is there after this update."""
 
         def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            while trainer.run_context.saves.writer.is_busy:
+            while trainer.run_context.control.saves.writer.is_busy:
                 pass
 
     (tmp_path / "states").mkdir()

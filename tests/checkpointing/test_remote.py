@@ -83,7 +83,7 @@ class At(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         action = self.actions.get(f"after_{trainer.run_state.updates}")
         if action is not None:
-            for uploads in trainer.run_context.saves.uploads.values():
+            for uploads in trainer.run_context.control.saves.uploads.values():
                 assert uploads._round is not None
                 uploads._round.result()
             action()

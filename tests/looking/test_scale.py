@@ -83,7 +83,7 @@ class Notes(TrainerCallback):
 trainer, data, notes = new_trainer(), Rows(), Notes()
 trainer.callback_handler.add_callback(notes)
 trainer.train(data, 1, train_dataloader_kwargs={"num_workers": 0}, create_scheduler_fn=SCHEDULE, **ARGUMENTS)
-ranks = trainer.run_context.ranks
+ranks = trainer.run_context.parts.ranks
 rows = ranks.exchange(len(data.read))
 model = new_trainer().model
 fully_shard(model)

@@ -12,13 +12,13 @@ for kind in ("mlp", "cnn"):
     found = []
     for is_searched in (False, True):
         trainer, data = make(kind, seed=3)
-        assert trainer.run_context.ranks.count == int(os.environ["WORLD_SIZE"]) == 2
+        assert trainer.run_context.parts.ranks.count == int(os.environ["WORLD_SIZE"]) == 2
         trainer.train(data, 1, per_device_batch_size=4)
         if is_searched:
             before = everything(trainer)
             # 50 rows: the last update of an epoch has rows on one rank only.
             test = trainer.find_lr(data, num_updates=40, per_device_batch_size=7, gradient_accumulation_steps=2)
-            tests = trainer.run_context.ranks.exchange([test.rates, test.losses, test.suggestion])
+            tests = trainer.run_context.parts.ranks.exchange([test.rates, test.losses, test.suggestion])
             assert_same(tests[0], tests[1])
             assert_same(everything(trainer), before)
             summary = trainer.summary(data, per_device_batch_size=7, gradient_accumulation_steps=2)

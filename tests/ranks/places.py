@@ -65,7 +65,7 @@ def train(path: str, way: str, dtype_name: str) -> None:
         callbacks=[MetricsCallback({"accuracy": accuracy}), seen],
         seed=3,
     )
-    ranks = trainer.run_context.ranks
+    ranks = trainer.run_context.parts.ranks
     data = {"num_workers": 0}
     trainer.train(
         Digits(slice(0, 1440), dtype),

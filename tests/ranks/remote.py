@@ -45,7 +45,7 @@ set_up("resuming")
 for has_local in (False, True):  # the second time, all machines have the state
     trainer, ema = run(folder, process_seed=99, resume_from=url)
     assert_same(everything(trainer, ema), whole)
-    assert trainer.run_context.resumed_from == default_local_folder(url) / "final"
+    assert trainer.run_context.asked.resumed_from == default_local_folder(url) / "final"
     is_first_of_machine = machines == 2 or rank == 0
     assert bool(done["get"]) == (is_first_of_machine and not has_local), done
     assert len(done["get"]) == len(set(done["get"]))
@@ -59,7 +59,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     trainer, ema = run(folder, process_seed=99, resume_from=url)
 name = "final" if machines == 2 else "step_5"
-assert trainer.run_context.resumed_from == default_local_folder(url) / name
+assert trainer.run_context.asked.resumed_from == default_local_folder(url) / name
 skipped = [str(warning.message) for warning in caught if "skipped" in str(warning.message)]
 assert len(skipped) == (1 if machines == 2 and rank == 0 else 0), skipped
 assert all("step_5 is not at" in message for message in skipped)

@@ -13,7 +13,7 @@ from tests.support.resuming import assert_same
 folder = Path(sys.argv[1])
 changes: dict[str, Any] = {"per_device_batch_size": 4, "has_norm": False, "dataset": {"noise": 0.1}}
 trainer, _ = train(folder, log := Log(), every=5, **changes)
-ranks = trainer.run_context.ranks
+ranks = trainer.run_context.parts.ranks
 assert ranks.count == int(os.environ["WORLD_SIZE"]) == 2
 for update in (2, 6, 13, 24):
     new, arguments = make(**changes)

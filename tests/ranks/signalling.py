@@ -395,7 +395,7 @@ def out_of_time(folder: Path) -> None:
     class End(TrainerCallback):
         def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
             if trainer.run_state.updates == 2:
-                trainer.run_context.stopping._deadline = 0.0
+                trainer.run_context.control.stopping._deadline = 0.0
 
     train_on_ranks(folder, End(), max_duration=1000)
 

@@ -71,10 +71,10 @@ if stage == "resumed":
     whole, trainer = train(folder / "whole", batches)
     ends = [*range(4, 50, 4), 50]
     assert [record.update for record in whole.step_records] == [50 * epoch + end for epoch in range(3) for end in ends]
-    is_first = trainer.run_context.ranks.is_first
+    is_first = trainer.run_context.parts.ranks.is_first
     if is_first:
         assert_are_the_means(whole.step_records, batches)
-    everyones = trainer.run_context.ranks.exchange(list(whole.step_records))
+    everyones = trainer.run_context.parts.ranks.exchange(list(whole.step_records))
     assert all(records == everyones[0] for records in everyones)
 
     resumed, trainer = train(folder, resume_from=folder / "states")

@@ -55,7 +55,7 @@ def test_the_rows_of_a_spike_are_folded_and_text(tmp_path: Path):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             spike = {"loss": 9.0, "median": 2.0, "epoch": 1, "first_update": 7, "last_update": 7}
             for samples in (list(range(5000)), ["<b>key</b>"], None):
-                trainer.run_context.emitter.emit("on_loss_spike", **spike, samples=samples)
+                trainer.run_context.control.emitter.emit("on_loss_spike", **spike, samples=samples)
 
     page = tmp_path / "run.html"
     train(trainer_with(Strange(), ReportCallback(page)), 1)

@@ -139,7 +139,7 @@ for num_epochs in (2, 3):
     callbacks = [ReportCallback("trained.html"), ResultCallback("result.json"), SaveTrainingStateCallback("states")]
     trainer = trainer_with(*callbacks)
     train(trainer, num_epochs, resume_from="states" if num_epochs == 3 else None)
-    assert trainer.run_context.ranks.count == 2
+    assert trainer.run_context.parts.ranks.count == 2
 if dist.get_rank() == 0:
     print(os.getpid(), trainer.run_history.get_latest_metric("train_loss_epoch"))
 FailsOnTheLastRank.is_last = dist.get_rank() == 1
@@ -661,7 +661,7 @@ def test_spikes_and_what_is_left_out_are_among_the_events(tmp_path):
     class Strange(TrainerCallback):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
             spike = {"loss": 9.0, "median": 2.0, "epoch": 1, "first_update": 7, "last_update": 7, "samples": [3, 5]}
-            trainer.run_context.emitter.emit("on_loss_spike", **spike)
+            trainer.run_context.control.emitter.emit("on_loss_spike", **spike)
 
     trainer = trainer_with(Strange(), ReportCallback(tmp_path / "run.html"))
     trainer.train(TRAIN, 1, per_device_batch_size=30, leave_out={"rows": [4, 2], "updates": [3]})

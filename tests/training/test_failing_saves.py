@@ -59,7 +59,7 @@ class Watch(TrainerCallback):
         self.has_ended = False
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        trainer.run_context.saves.finish()  # so that the epoch in which something is written is known
+        trainer.run_context.control.saves.finish()  # so that the epoch in which something is written is known
         self.disk.now = trainer.run_history.current_epoch
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -124,7 +124,7 @@ def test_a_resumed_run_knows_its_updates_before_and_after_the_state(tmp_path: Pa
     arguments: dict[str, Any] = {"per_device_batch_size": 4, "resume_from": tmp_path / "state"}
     assert trainer.rows_of(8, LoggingData(), 3, **arguments) == expected[7]  # the seed is that of the state
     assert trainer.rows_of(9, LoggingData(), 3, **arguments, leave_out={"updates": [9]}) == expected[9]
-    assert trainer.run_context.resumed_from is None
+    assert trainer.run_context.asked.resumed_from is None
 
 
 class Stream(IterableDataset[Any]):
@@ -222,7 +222,7 @@ def test_the_same_command_continues_the_run_and_leaves_nothing_out_twice(tmp_pat
     for update in (4, 9):  # before the state, and after it
         found = again.replay(tmp_path, update)
         assert found.rows == whole.rows_of(update)
-    assert train(resume_from=tmp_path).run_context.left_out == again.run_context.left_out
+    assert train(resume_from=tmp_path).run_context.asked.left_out == again.run_context.asked.left_out
 
 
 def test_updates_are_left_out_from_the_start_in_their_epoch_only() -> None:

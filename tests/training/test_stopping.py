@@ -156,7 +156,7 @@ def test_a_slow_start_takes_nothing_of_the_time_limit(is_resumed: bool, tmp_path
     updates = trainer.run_state.updates
     assert updates > (3 if is_resumed else 1)
     assert endings.seen == (["end"] if updates == 9 else ["`max_duration` (0.5) is over.", "end"])
-    assert (trainer.run_context.stopping.startup_seconds or 0) >= 1
+    assert (trainer.run_context.control.stopping.startup_seconds or 0) >= 1
 
 
 class OwnLoop(Trainer):

@@ -35,7 +35,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Reject a run without an evaluation set."""
-        if trainer.run_context.loaders.eval is None:
+        if trainer.run_context.parts.loaders.eval is None:
             raise ConfigurationError(
                 "StepBasedEvaluationCallback has no evaluation set. Pass `eval_dataset` to `train`, or leave it out."
             )
@@ -66,13 +66,13 @@ class LimitEvalStepsCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit all evaluations of the run, if none is exempt."""
         if not self.limit_intermediate_only:
-            self._limit(trainer.run_context.loaders)
+            self._limit(trainer.run_context.parts.loaders)
 
     on_evaluation_run_start = on_training_run_start
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluations within the training epoch."""
-        self._limit(trainer.run_context.loaders)
+        self._limit(trainer.run_context.parts.loaders)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Give the whole loader back to the evaluation that comes next, unless all are meant."""
@@ -82,7 +82,7 @@ class LimitEvalStepsCallback(TrainerCallback):
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Give the whole loader back, however the run ended."""
         if self._unlimited is not None:
-            trainer.run_context.loaders.all_eval, self._unlimited = self._unlimited, None
+            trainer.run_context.parts.loaders.all_eval, self._unlimited = self._unlimited, None
 
     on_evaluation_run_end = on_exception = on_training_run_end
 
@@ -115,13 +115,13 @@ class LimitBatchesCallback(PassLimit):
         if self._source is not None:
             batches = format_count(self.num_batches, "batch", "batches")
             trainer.print(f"Using {batches} of each pass at most ({self._source})")
-        loaders = trainer.run_context.loaders
+        loaders = trainer.run_context.parts.loaders
         loaders.train = DataLoaderSlice(loaders.train, self.num_batches)
         self.on_evaluation_run_start(trainer)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Limit the evaluation loader."""
-        loaders = trainer.run_context.loaders
+        loaders = trainer.run_context.parts.loaders
         if loaders.eval is not None:
             loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]
 

@@ -108,7 +108,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
         self._starts_over = True
 
     def _log(self, trainer: Trainer, *, survives_power_cuts: bool = True) -> None:
-        history, ranks = trainer.run_history, trainer.run_context.ranks
+        history, ranks = trainer.run_history, trainer.run_context.parts.ranks
         steps = history.read_new_step_records(self.state_key) if self.step_records else []
         metrics = history.read_new_records(self.state_key)
         if not ranks.is_first or not (steps or metrics or self._starts_over):

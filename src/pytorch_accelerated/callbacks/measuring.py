@@ -51,7 +51,7 @@ class RecordMeansCallback(TrainerCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin new means, unless the epoch is resumed."""
-        self._ranks, self._has_trained = trainer.run_context.ranks, True
+        self._ranks, self._has_trained = trainer.run_context.parts.ranks, True
         if trainer.run_state.updates_in_epoch == 0:
             self._begin("train_")
 
@@ -61,13 +61,13 @@ class RecordMeansCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch."""
-        self._add("train_", batch_output, trainer.run_context.batch_weight, self.names)
+        self._add("train_", batch_output, trainer.run_context.parts.reports.batch_weight, self.names)
 
     def on_eval_step_end(self, trainer: Trainer, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Note the numbers of a batch; where the run has trained, those that are there."""
-        needed = () if self._has_trained or trainer.run_context.loaders.train is not None else self.names
+        needed = () if self._has_trained or trainer.run_context.parts.loaders.train is not None else self.names
         prefix = trainer.run_history.metric_name_prefix + "eval_"
-        self._add(prefix, batch_output, trainer.run_context.batch_weight, needed)
+        self._add(prefix, batch_output, trainer.run_context.parts.reports.batch_weight, needed)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the means of the epoch."""
@@ -115,11 +115,11 @@ class RecordMeansCallback(TrainerCallback):
         return earlier[0] + total, earlier[1] + count
 
     def _record(self, trainer: Trainer, key_prefix: str, prefix: str) -> None:
-        self._ranks = trainer.run_context.ranks
+        self._ranks = trainer.run_context.parts.ranks
         for name in self.names:
             total, count = self._total(key_prefix + name)
             if count:
-                trainer.run_context.reports.record(prefix + name, total / count)
+                trainer.run_context.parts.reports.record(prefix + name, total / count)
 
 
 class LearningRateMonitorCallback(TrainerCallback):
@@ -171,7 +171,7 @@ class ProfilerCallback(TrainerCallback):
 
         def write(profiler: torch.profiler.profile) -> None:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            rank = trainer.run_context.ranks.index
+            rank = trainer.run_context.parts.ranks.index
             profiler.export_chrome_trace(str(self.output_dir / f"trace_rank_{rank}.json"))
             device = "cpu" if trainer.device.type == "cpu" else "device"
             table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=50)

@@ -247,7 +247,7 @@ class MetricsCallback(TrainerCallback):
 
     def _pass(self, trainer: Trainer, purpose: str) -> _Pass:
         """The metrics of a pass, with what a resumed run knows of it; another model has its own, by its prefix."""
-        key, ranks, device = self._key_of(trainer, purpose), trainer.run_context.ranks, trainer.device
+        key, ranks, device = self._key_of(trainer, purpose), trainer.run_context.parts.ranks, trainer.device
         self._ranks = ranks
         here = self._passes.setdefault(key, _Pass())
         saved = self._restored.pop(key, [])[ranks.index :: ranks.count]
@@ -281,7 +281,7 @@ class MetricsCallback(TrainerCallback):
         if here.named is not None:
             here.named.update(*pair)
         if here.rows is not None:
-            ranks, start = trainer.run_context.ranks, trainer.run_context.position_in_pass
+            ranks, start = trainer.run_context.parts.ranks, trainer.run_context.parts.reports.position_in_pass
             if start is None:  # in a loop of the user's own, which probably deals batches out in turn
                 start = self._batches * ranks.count + ranks.index
             self._batches += 1
@@ -333,7 +333,7 @@ class MetricsCallback(TrainerCallback):
     def _agree(self, trainer: Trainer) -> None:
         """Give a rank that had no batch the task of the others. Must be called by all ranks."""
         if self._names and not self._is_agreed:
-            tasks = trainer.run_context.ranks.exchange(self._task)
+            tasks = trainer.run_context.parts.ranks.exchange(self._task)
             task = next((each for each in tasks if each is not None), None)
             if task is not None and self._task is None:
                 self._begin(trainer, task)
@@ -342,7 +342,7 @@ class MetricsCallback(TrainerCallback):
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
         """The values of a pass over all ranks, by name, which ends it."""
         self._agree(trainer)
-        here, ranks = self._pass(trainer, purpose), trainer.run_context.ranks
+        here, ranks = self._pass(trainer, purpose), trainer.run_context.parts.ranks
         values: dict[str, Any] = {}
         if here.named is not None:
             named = here.named
@@ -365,7 +365,7 @@ class MetricsCallback(TrainerCallback):
         for name, value in values.items():
             value = stored_value(value)
             value = float(value) if is_scalar(value) else value  # numpy's would be printed as such
-            trainer.run_context.reports.record(name_prefix + name, value)
+            trainer.run_context.parts.reports.record(name_prefix + name, value)
 
 
 @dataclasses.dataclass

@@ -53,7 +53,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Convert the layers."""
-        ranks = trainer.run_context.ranks
+        ranks = trainer.run_context.parts.ranks
         if ranks.count == 1:
             return
         if trainer.device.type != "cpu":
@@ -120,7 +120,7 @@ class UnfreezeCallback(TrainerCallback):
             if not is_trained:
                 self._frozen.append(parameter)
                 parameter.grad = None
-            if trainer.run_context.ranks.count == 1:
+            if trainer.run_context.parts.ranks.count == 1:
                 parameter.requires_grad_(is_trained)
 
         self._frozen_here = self._frozen

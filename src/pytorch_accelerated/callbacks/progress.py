@@ -62,7 +62,7 @@ class PrintProgressCallback(TrainerCallback):
         self._ending, self._reason = "Finished", ""
         config = trainer.run_config
         precision = None if config.mixed_precision == "no" else config.mixed_precision
-        seed = None if trainer.run_context.given.seed is None else f"seed {config.seed}"
+        seed = None if trainer.run_context.asked.given.seed is None else f"seed {config.seed}"
         where = _where(trainer.device, config.num_processes)
         parts = [f"Training {_length_of(config)}", _sizes_of(config), where, precision, seed]
         trainer.print(folded(", ".join(filter(None, parts))))
@@ -95,7 +95,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
         samples, processes = trainer.run_config.eval_total_batch_size, trainer.run_config.num_processes
-        batches = [length_of(loader) for loader in trainer.run_context.loaders.all_eval]
+        batches = [length_of(loader) for loader in trainer.run_context.parts.loaders.all_eval]
         work = "a stream" if None in batches else format_count(sum(filter(None, batches)), "batch", "batches")
         work = work if len(batches) == 1 else f"{len(batches)} sets, {work}"
         of_samples = "" if samples is None else f" of {format_count(samples, 'sample')}"
@@ -121,7 +121,7 @@ class ProgressBarCallback(TrainerCallback):
         self.on_evaluation_run_start(trainer)
         run = trainer.run_context
         # A page belongs to the whole run: a callback before this one may have opened it.
-        if run.page is None and run.ranks.is_first_of_node:
+        if run.page is None and run.parts.ranks.is_first_of_node:
             run.page = new_page(_MINOR_COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -133,8 +133,8 @@ class ProgressBarCallback(TrainerCallback):
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
         size = config.train_per_device_batch_size
         options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
-        batches = _batches_of_epoch(run.loaders.train, config, state)
-        facts = lambda: _facts(run.losses, trainer.optimizer, run.epoch_clock.read())  # noqa: E731
+        batches = _batches_of_epoch(run.parts.loaders.train, config, state)
+        facts = lambda: _facts(run.parts.reports.losses, trainer.optimizer, run.parts.reports.epoch_clock.read())  # noqa: E731
         self._start_pass(trainer, f"epoch {epoch}{last}", batches, read_facts=facts, **options)
 
     def on_train_step_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -154,8 +154,8 @@ class ProgressBarCallback(TrainerCallback):
         """Open the bar of an evaluation."""
         name, run = trainer.run_history.evaluation_set, trainer.run_context
         label, size = f"evaluation of {name}" if name else "evaluation", trainer.run_config.eval_total_batch_size
-        facts = functools.partial(_facts, run.losses)
-        self._start_pass(trainer, label, length_of(run.loaders.eval), samples_per_batch=size, read_facts=facts)
+        facts = functools.partial(_facts, run.parts.reports.losses)
+        self._start_pass(trainer, label, length_of(run.parts.loaders.eval), samples_per_batch=size, read_facts=facts)
 
     def on_eval_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remove the bar."""
@@ -188,7 +188,7 @@ class ProgressBarCallback(TrainerCallback):
 
     def _start_pass(self, trainer: Trainer, label: str, total: int | None, **options: Any) -> None:
         page = trainer.run_context.page
-        if not trainer.run_context.ranks.is_first_of_node:
+        if not trainer.run_context.parts.ranks.is_first_of_node:
             return
         self._lines = self._lines or LineDisplay(trainer.print)
         # One `LineDisplay` serves all passes, so that a long run prints lines less and less often.
@@ -261,7 +261,7 @@ class LogMetricsCallback(TrainerCallback):
         if is_intermediate and (self._row is None or self._row["epoch"] != title):
             self._start_row(trainer, title)
         self._log_updated(trainer, "other")
-        if is_intermediate and trainer.run_context.evaluation_sets.is_last:
+        if is_intermediate and trainer.run_context.control.evaluation_sets.is_last:
             self._print_row(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:

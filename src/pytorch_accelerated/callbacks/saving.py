@@ -92,11 +92,11 @@ class SaveBestModelCallback(MetricJudge):
         self._refuse_shared_path(trainer.callback_handler)
         super().on_training_run_start(trainer, **kwargs)
         # Whether there is a best one is the same on all ranks; whether they see the file may not be.
-        if self.best_metric is not None and not trainer.run_context.ranks.from_first(
+        if self.best_metric is not None and not trainer.run_context.parts.ranks.from_first(
             self._absolute(self.save_path).is_file()
         ):
             warn_user(
-                trainer.run_context.ranks,
+                trainer.run_context.parts.ranks,
                 f"The best model so far ({self.watch_metric} {self.best_metric} in epoch {self.best_metric_epoch}) is "
                 f"not in {self.save_path} any more, so the search starts again. Put the file back to continue it.",
             )
@@ -110,16 +110,16 @@ class SaveBestModelCallback(MetricJudge):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Load the best checkpoint, on every rank; say if the weights of a better one are gone."""
-        self._tell_of_lost(trainer.run_context.ranks)
+        self._tell_of_lost(trainer.run_context.parts.ranks)
         if not self.load_saved_checkpoint or (self.best_metric is None and self._lost is not None):
             return
         if self.best_metric is None:
             warn_user(
-                trainer.run_context.ranks,
+                trainer.run_context.parts.ranks,
                 f"The model has the weights of the last update: {self.watch_metric!r} had no value but NaN.",
             )
             return
-        trainer.run_context.ranks.wait()  # other ranks read what the first of their node may still be writing
+        trainer.run_context.parts.ranks.wait()  # other ranks read what the first of their node may still be writing
         trainer.load_checkpoint(self._absolute(self.save_path))
         value = f"{self.watch_metric} {format_number(self.best_metric)}"
         trainer.print(folded(f"Loaded the weights of epoch {self.best_metric_epoch} ({value}) from {self.save_path}"))
@@ -131,11 +131,13 @@ class SaveBestModelCallback(MetricJudge):
     def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            with trainer.run_context.saves.attempt(self._absolute(self.save_path)):
+            with trainer.run_context.control.saves.attempt(self._absolute(self.save_path)):
                 try:
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                 except InvalidCheckpointError as error:  # a state that is gone
-                    warn_user(trainer.run_context.ranks, f"The best model so far is lost: keep more states. {error}")
+                    warn_user(
+                        trainer.run_context.parts.ranks, f"The best model so far is lost: keep more states. {error}"
+                    )
                     self._lose(values[-1], epoch)
                     return
                 self.best_metric, self.best_metric_epoch = values[-1], epoch
@@ -171,7 +173,7 @@ class SaveBestModelCallback(MetricJudge):
         """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""
         if state is not None:
             names = ["model", *["optimizer"] * self.save_optimizer, *["scheduler"] * self.save_scheduler]
-            save_parts(self._absolute(self.save_path), trainer.run_context.ranks, state, names, entries)
+            save_parts(self._absolute(self.save_path), trainer.run_context.parts.ranks, state, names, entries)
             return
         trainer.save_checkpoint(
             self._absolute(self.save_path),
@@ -290,8 +292,8 @@ class SaveTrainingStateCallback(StateSaver):
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
             refuse_unrecorded(trainer, self.watch_metric)
-            self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
-        saves = trainer.run_context.saves
+            self._watched.check_direction(trainer.run_context.parts.ranks, type(self).__name__)
+        saves = trainer.run_context.control.saves
         saves.claim_folder(self.folder)  # two runs that save there would delete each other's states
         earlier: Sequence[str] = ()
         if is_url(self.save_dir):
@@ -314,14 +316,15 @@ class SaveTrainingStateCallback(StateSaver):
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
         # The writer calls it when a state is complete and before the next begins, so only whole states are counted.
-        if trainer.run_context.ranks.is_first:
+        if trainer.run_context.parts.ranks.is_first:
             saves.writer.after_each.append(functools.partial(self._apply_retention, saves.uploads))
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of updates or minutes says so."""
         updates, minutes = trainer.run_state.updates, self.policy.every_n_minutes
         is_late = (
-            minutes is not None and self._agreed_seconds_since_save(trainer.run_context.ranks, updates) >= 60 * minutes
+            minutes is not None
+            and self._agreed_seconds_since_save(trainer.run_context.parts.ranks, updates) >= 60 * minutes
         )
         if is_late or _is_multiple(updates, self.policy.every_n_updates):
             self._request(trainer, f"step_{updates}")
@@ -330,7 +333,7 @@ class SaveTrainingStateCallback(StateSaver):
         """Save if the number of epochs says so, and after the last epoch."""
         epoch = trainer.run_history.current_epoch
         if self.retention.best is not None:
-            history, ranks = trainer.run_history, trainer.run_context.ranks
+            history, ranks = trainer.run_history, trainer.run_context.parts.ranks
             # Retention reads the values from the states, later and on one rank. A name that nothing records, or a
             # value that can't be compared, must fail here, on all ranks.
             self._watched.check_recorded(history, ranks)
@@ -342,7 +345,7 @@ class SaveTrainingStateCallback(StateSaver):
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save where the run stopped. After a loss that is not finite, the trainer discards the request."""
-        if self.save_on_signal if trainer.run_context.stopping.signals.agreed else self.save_at_end:
+        if self.save_on_signal if trainer.run_context.control.stopping.signals.agreed else self.save_at_end:
             self._request_final(trainer)
 
     def saved_places(self) -> dict[str, str]:
@@ -368,7 +371,7 @@ class SaveTrainingStateCallback(StateSaver):
         self._saved_at = self._clock()
 
     def _request_final(self, trainer: Trainer) -> None:
-        is_training = trainer.run_context.loaders.train is not None  # an evaluation can be stopped, too
+        is_training = trainer.run_context.parts.loaders.train is not None  # an evaluation can be stopped, too
         if is_training and not self._is_final_requested:
             self._is_final_requested = True
             self._request(trainer, "final")
@@ -463,7 +466,7 @@ class WSDCheckpointCallback(TrainerCallback):
             CheckpointError: if the state is missing, damaged, or of another model.
         """
         scheduler = _checked(trainer.scheduler)
-        trainer.run_context.saves.claim_folder(self._absolute(self.save_dir))
+        trainer.run_context.control.saves.claim_folder(self._absolute(self.save_dir))
         is_resumed = trainer.run_state.updates > 0
         if self.initial_checkpoint is not None and not is_resumed:
             _load_initial(trainer, self._absolute(self.initial_checkpoint))
@@ -485,7 +488,7 @@ class WSDCheckpointCallback(TrainerCallback):
                 trainer.save_training_state(self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
             if step == period["period_end"]:
                 path = self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
-                with trainer.run_context.saves.attempt(path):
+                with trainer.run_context.control.saves.attempt(path):
                     trainer.save_checkpoint(
                         path,
                         {"step": step, "epoch": trainer.run_history.current_epoch},
@@ -497,13 +500,13 @@ class WSDCheckpointCallback(TrainerCallback):
 def _load_initial(trainer: Trainer, source: str | Path) -> None:
     """Load the weights, the optimizer and the generators of a training state or of a portable file."""
     run = trainer.run_context
-    if run.ranks.from_first(Path(source).is_file()):
+    if run.parts.ranks.from_first(Path(source).is_file()):
         trainer.load_checkpoint(source, load_scheduler=False)
         return
-    state = run.states.find(source, must_exist=True)
+    state = run.control.states.find(source, must_exist=True)
     aside = run.copied(scheduler=None, callbacks=CallbackHandler(), history=copy.deepcopy(run.parts.history))
     aside.parts.reports = LossReports(aside.parts, run.control.emitter)
-    load_run(aside, state, restores_position=False, read=run.states.take_read(state))
+    load_run(aside, state, restores_position=False, read=run.control.states.take_read(state))
 
 
 def _checked(scheduler: Any) -> WSDLrScheduler:

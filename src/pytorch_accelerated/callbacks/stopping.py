@@ -51,7 +51,7 @@ class MetricJudge(TrainerCallback):
             self._watched.check_has_evaluation(trainer.eval_dataset)
             refuse_unrecorded(trainer, self.watch_metric)
         if hasattr(self, "greater_is_better"):
-            self._watched.check_direction(trainer.run_context.ranks, type(self).__name__)
+            self._watched.check_direction(trainer.run_context.parts.ranks, type(self).__name__)
         if trainer.run_state.updates > 0:
             self._continue()
         else:
@@ -69,7 +69,7 @@ class MetricJudge(TrainerCallback):
         Raises:
             UnknownMetricError: if the metric has no value yet.
         """
-        self._watched.check_recorded(trainer.run_history, trainer.run_context.ranks)
+        self._watched.check_recorded(trainer.run_history, trainer.run_context.parts.ranks)
         self._judge(trainer, self._new_values(trainer))
 
     def judge_state(self, trainer: Trainer, state: Any) -> None:
@@ -93,7 +93,7 @@ class MetricJudge(TrainerCallback):
         return WatchedMetric(self.watch_metric, getattr(self, "greater_is_better", False))
 
     def _new_values(self, trainer: Trainer) -> list[float]:
-        return self._watched.new_values(trainer.run_history, trainer.run_context.ranks, self.state_key)
+        return self._watched.new_values(trainer.run_history, trainer.run_context.parts.ranks, self.state_key)
 
     def _judge(self, trainer: Trainer, values: list[float], state: Any = None) -> None:
         """Act on new values. The last belongs to `state`, or without one to the weights that the model has now."""
@@ -113,7 +113,9 @@ def refuse_unrecorded(trainer: Trainer, name: str) -> None:
     """
     callbacks, history = trainer.callback_handler.callbacks, trainer.run_history
     recorded = [each.recorded_names for each in callbacks if hasattr(each, "recorded_names")]
-    is_known = len(recorded) == len(callbacks) and None not in recorded and not trainer.run_context.loaders.eval_sets
+    is_known = (
+        len(recorded) == len(callbacks) and None not in recorded and not trainer.run_context.parts.loaders.eval_sets
+    )
     if not is_known or any(is_users_class(type(each)) for each in (trainer, history, *callbacks)):
         return
     names = ["train_loss_epoch", "eval_loss_epoch", *(each for names in recorded for each in names or ())]

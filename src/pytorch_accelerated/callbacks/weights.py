@@ -131,12 +131,12 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Update the average, unless the optimizer update was skipped. Does not wait for the device."""
         if trainer.run_state.applied_updates > self._applied_updates:
             self._applied_updates = trainer.run_state.applied_updates
-            with trainer.run_context.mode.evaluating():
+            with trainer.run_context.parts.mode.evaluating():
                 self._average(trainer).update(trainer.get_model())
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average at the end of a training epoch."""
-        is_training = trainer.run_context.loaders.train is not None
+        is_training = trainer.run_context.parts.loaders.train is not None
         if is_training and not is_intermediate and self._is_finished and self._evaluates(trainer):
             self._evaluate(trainer)
 
@@ -144,7 +144,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         # The metrics of `Trainer(metrics=...)` are of every model that is evaluated.
         measures = [each for each in trainer.callback_handler if getattr(each, "measures_averages", False)]
         callbacks = [*self.callbacks, *(each for each in measures if each not in self.callbacks)]
-        evaluate = trainer.run_context.evaluation_sets.evaluate_other_model
+        evaluate = trainer.run_context.control.evaluation_sets.evaluate_other_model
         with self._as_module(trainer) as module:
             evaluate(module, metric_name_prefix=f"{self.name}_", callbacks=callbacks)
 
@@ -155,18 +155,19 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it was never evaluated."""
-        self._tell_of_lost(trainer.run_context.ranks)
+        self._tell_of_lost(trainer.run_context.parts.ranks)
         if not self._evaluates(trainer):
             self._save_at_end(trainer)
 
     def _save_at_end(self, trainer: Trainer) -> None:
         if not isinstance(self._average(trainer), ShardedEma):
-            trainer.run_context.ranks.copy_from_first(list(self._average(trainer).buffers()))
+            trainer.run_context.parts.ranks.copy_from_first(list(self._average(trainer).buffers()))
         try:
             self._save(trainer, {})
         except NonFiniteLossError as error:
             warn_user(
-                trainer.run_context.ranks, f"The average of the weights was not saved to {self.save_path}. {error}"
+                trainer.run_context.parts.ranks,
+                f"The average of the weights was not saved to {self.save_path}. {error}",
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
         with self._as_module(trainer) as module:
-            check_model_finite(module, trainer.run_context.ranks)
+            check_model_finite(module, trainer.run_context.parts.ranks)
             super()._save(trainer, {**entries, "model_state_dict": whole(canonical_state_dict(module))})
 
 
@@ -301,7 +302,7 @@ class SWACallback(ModelEmaCallback):
                 layer.reset_running_stats()  # type: ignore[operator]
                 before.attributes(layer, momentum=None)  # the mean over all batches
                 layer.train()
-            for batch in context.loaders.train:
+            for batch in context.parts.loaders.train:
                 trainer.calculate_predict_batch_outputs(batch)
         module.eval()
-        context.ranks.copy_from_first(list(module.buffers()))
+        context.parts.ranks.copy_from_first(list(module.buffers()))

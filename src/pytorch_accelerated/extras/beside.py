@@ -56,45 +56,45 @@ class EvaluateBesideCallback(TrainerCallback):
             ConfigurationError: if the run evaluates itself, or has an optimizer with modes.
         """
         context = trainer.run_context
-        if context.loaders.eval is not None or context.mode.has_modes:
+        if context.parts.loaders.eval is not None or context.parts.mode.has_modes:
             raise ConfigurationError(
                 "EvaluateBesideCallback enters values by the names of evaluations in the run, and states of optimizers "
                 "with modes have other weights than evaluations. Leave `eval_dataset` out of `train`, or the callback."
             )
         trainer.run_history.is_evaluated_beside = True
-        self._entered = min(self._entered, context.state.updates)  # 0 in a new run
-        self._pace = Pace(_SECONDS_BETWEEN_LOOKS, updates=context.state.updates)
-        self._done |= context.ranks.do_on_first(lambda: self._later_than(context.resumed_from))
+        self._entered = min(self._entered, context.parts.state.updates)  # 0 in a new run
+        self._pace = Pace(_SECONDS_BETWEEN_LOOKS, updates=context.parts.state.updates)
+        self._done |= context.parts.ranks.do_on_first(lambda: self._later_than(context.asked.resumed_from))
         self.on_training_run_epoch_end(trainer)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Enter new values if it is time to look for them."""
         updates = trainer.run_state.updates
         if self._pace.is_due(updates):
-            self._pace.go_on(updates, trainer.run_context.ranks.from_first(self._pace.proposal(updates)))
+            self._pace.go_on(updates, trainer.run_context.parts.ranks.from_first(self._pace.proposal(updates)))
             self.on_training_run_epoch_end(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Enter new values."""
         context, history = trainer.run_context, trainer.run_history
-        for identity, state, result in context.ranks.do_on_first(self._new_results):
+        for identity, state, result in context.parts.ranks.do_on_first(self._new_results):
             self._done.add(identity)
             if result["updates"] <= self._entered:
                 continue  # `final` often has the model of the last epoch
             self._entered = result["updates"]
-            update = history.updates_done - context.state.updates + self._entered
-            with history.measuring_at(context.epochs_before + result["epochs"], update):
+            update = history.updates_done - context.parts.state.updates + self._entered
+            with history.measuring_at(context.asked.epochs_before + result["epochs"], update):
                 for name, value in result["metrics"].items():
                     history.update_metric(name, value)
                 for judge in trainer.callback_handler:
                     if hasattr(judge, "judge_state") and judge.watch_metric in result["metrics"]:
-                        context.emitter.defer(judge.judge_state, trainer, state)
+                        context.control.emitter.defer(judge.judge_state, trainer, state)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Wait for the states that are not evaluated yet, then tell the other process that the run is over."""
-        context, ranks, folder = trainer.run_context, trainer.run_context.ranks, self.states_folder
+        context, ranks, folder = trainer.run_context, trainer.run_context.parts.ranks, self.states_folder
         deadline = time.monotonic() + self.max_wait_seconds
-        while not ranks.any(bool(context.stopping.signals.number)):  # a signal is urgent, and the run may go on
+        while not ranks.any(bool(context.control.stopping.signals.number)):  # a signal is urgent, and the run may go on
             self.on_training_run_epoch_end(trainer)
             missing, is_late = ranks.do_on_first(lambda: (self._missing(), time.monotonic() > deadline))
             if is_late and missing:
@@ -168,7 +168,7 @@ def evaluate_states(trainer: Trainer, folder: Path, *, follow: bool, **arguments
     while True:
         with contextlib.ExitStack() as claims:
             find = functools.partial(_next_state, folder, claims)
-            identity, state, is_over = trainer.run_context.ranks.do_on_first(find)
+            identity, state, is_over = trainer.run_context.parts.ranks.do_on_first(find)
             if state is not None:
                 _evaluate(trainer, state, identity, arguments)
                 continue
@@ -204,10 +204,10 @@ def _evaluate(trainer: Trainer, state: Path, identity: str, arguments: dict[str,
     """Write the metrics of a state, unless the run has deleted or replaced it."""
     context, failure = trainer.run_context, None
     try:
-        context.states.load(state, is_at_work=False)
+        context.control.states.load(state, is_at_work=False)
     except InvalidCheckpointError as error:
         failure = error
-    _, facts = context.ranks.do_on_first(lambda: _states(state.parent).get(identity, (state, None)))
+    _, facts = context.parts.ranks.do_on_first(lambda: _states(state.parent).get(identity, (state, None)))
     if facts is None:
         return
     if failure is not None:
@@ -216,4 +216,4 @@ def _evaluate(trainer: Trainer, state: Path, identity: str, arguments: dict[str,
     metrics = {name: float(each) for name, each in values.items() if not name.startswith(_LEFT_OUT)}
     epochs = facts["epochs"] + (facts["samples_in_epoch"] > 0)
     result = {"state": state.name, "updates": facts["updates"], "epochs": epochs, "metrics": metrics}
-    trainer.run_context.ranks.do_on_first(lambda: _write(_path(state.parent, identity), result))
+    trainer.run_context.parts.ranks.do_on_first(lambda: _write(_path(state.parent, identity), result))

@@ -47,10 +47,10 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
             "part that it calls with `torch.onnx.export` or `torch.export`."
         )
     arguments, outputs = calls[0]
-    ranks = trainer.run_context.ranks
-    with trainer.run_context.mode.evaluating():
+    ranks = trainer.run_context.parts.ranks
+    with trainer.run_context.parts.mode.evaluating():
         model = copy.deepcopy(bare).cpu().eval()
-    is_half = str(trainer.run_context.accelerator.mixed_precision) != "no"
+    is_half = str(trainer.run_context.parts.accelerator.mixed_precision) != "no"
     tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
     takes = ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer)))
     if takes:
@@ -93,7 +93,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "epoch": history.current_epoch - 1,
         "updates": history.updates_done,
         "metrics": {name: float(value) for name, value in latest.items() if isinstance(value, (int, float))},
-        "seed": trainer.run_context.seed,
+        "seed": trainer.run_context.asked.seed,
         "torch": torch.__version__,
     }
 

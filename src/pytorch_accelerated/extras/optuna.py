@@ -71,7 +71,7 @@ class OptunaCallback(TrainerCallback):
         Raises:
             StopTrainingError: on all ranks, if it prunes the trial.
         """
-        ranks = trainer.run_context.ranks
+        ranks = trainer.run_context.parts.ranks
         value = WatchedMetric(self.watch_metric).latest(trainer.run_history, ranks)
         if value is not None:
             self._report(value, trainer.run_history.current_epoch)

@@ -100,7 +100,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
         self._ray_train.get_context().get_world_rank()
         if self._is_temporary:
             self.save_dir = self._temporary = self._temporary_folder()
-            trainer.run_context.ranks.do_on_first(self._remove_temporary)  # that of workers that were killed
+            trainer.run_context.parts.ranks.do_on_first(self._remove_temporary)  # that of workers that were killed
         self._due = self._state = None
         self._questions = Pace(_SECONDS_BETWEEN_QUESTIONS, updates=trainer.run_state.updates)
         super().on_training_run_start(trainer, **kwargs)
@@ -111,7 +111,9 @@ class RayTrainCallback(SaveTrainingStateCallback):
         updates, ask = trainer.run_state.updates, getattr(self._ray_train, "get_preemption_info", None)
         if ask is not None and self._questions.is_due(updates):
             preemption = ask()  # the same on all ranks, which must ask together
-            self._questions.go_on(updates, trainer.run_context.ranks.from_first(self._questions.proposal(updates)))
+            self._questions.go_on(
+                updates, trainer.run_context.parts.ranks.from_first(self._questions.proposal(updates))
+            )
             if preemption not in (None, self._preemption) and self._state is None:
                 self._request(trainer, f"step_{updates}")
             self._preemption = preemption
@@ -126,7 +128,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
         """Report what is left, and delete the temporary folder."""
         super().on_training_run_end(trainer, **kwargs)
         self._report(trainer)
-        if trainer.run_context.ranks.is_first:
+        if trainer.run_context.parts.ranks.is_first:
             self._remove_temporary()
 
     def on_exception(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -171,11 +173,13 @@ class RayTrainCallback(SaveTrainingStateCallback):
             return
         checkpoint = None
         # Where a loss was not finite, a state that was requested is not written.
-        if trainer.run_context.ranks.is_first and state in [each.path for each in trainer.run_context.saves.all]:
+        if trainer.run_context.parts.ranks.is_first and state in [
+            each.path for each in trainer.run_context.control.saves.all
+        ]:
             checkpoint = self._ray_train.Checkpoint.from_directory(state)
         self._ray_train.report(metrics, checkpoint=checkpoint)
         kept = self._ray_train.get_checkpoint()
-        trainer.run_context.saves.copy_to_resume = None if kept is None else Path(kept.path)
+        trainer.run_context.control.saves.copy_to_resume = None if kept is None else Path(kept.path)
 
     # The first events after a state was written; `on_training_run_end` is another.
     on_train_epoch_start = on_optimizer_step_start = on_train_epoch_end = _report

@@ -62,14 +62,14 @@ class LossSpikeCallback(TrainerCallback):
         losses = np.array([record.train_loss for record in records])
         for index, median in find_spikes(losses, len(records) - len(new), self.threshold):
             before, record = records[index - 1], records[index]
-            trainer.run_context.emitter.emit(
+            trainer.run_context.control.emitter.emit(
                 "on_loss_spike",
                 loss=record.train_loss,
                 median=median,
                 epoch=record.epoch,
                 first_update=before.update + 1,
                 last_update=record.update,
-                samples=trainer.run_context.reports.samples_between(before.samples, record.samples),
+                samples=trainer.run_context.parts.reports.samples_between(before.samples, record.samples),
             )
 
     def on_loss_spike(

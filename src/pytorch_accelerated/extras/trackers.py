@@ -484,7 +484,7 @@ class TrackerCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Log the rest, close the records and print where they are."""
-        self._close(trainer, "killed" if trainer.run_context.stopping.signals.number else "finished")
+        self._close(trainer, "killed" if trainer.run_context.control.stopping.signals.number else "finished")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Open the records of the last training run again, or new ones."""
@@ -514,7 +514,7 @@ class TrackerCallback(TrainerCallback):
 
     def _open(self, trainer: Trainer, *, continues: bool) -> None:
         """Open the records. Must be called by all ranks."""
-        ranks = trainer.run_context.ranks
+        ranks = trainer.run_context.parts.ranks
         if not continues:
             self._run_name, self._identities, self._last_step = None, {}, 0
         self._run_name = self._run_name or self.run_name or new_run_name()
@@ -523,7 +523,7 @@ class TrackerCallback(TrainerCallback):
         self._identities = ranks.from_first({**self._identities, **identities})
 
     def _start_trackers(self, trainer: Trainer) -> None:
-        ranks, history = trainer.run_context.ranks, trainer.run_history
+        ranks, history = trainer.run_context.parts.ranks, trainer.run_history
         repeats_from, rows, unread = None, [], []
         if self._was_restored:
             # Trackers may have more than the state: they get all of it again, but for those that nothing is known of.

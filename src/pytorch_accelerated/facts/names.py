@@ -53,13 +53,13 @@ class GivenArgument:
         if trainer is None:
             return self
         own = vars(trainer)
-        return own[self._name] if self._name in own else getattr(trainer.run_context.given, self._name)
+        return own[self._name] if self._name in own else getattr(trainer.run_context.asked.given, self._name)
 
     def __set__(self, trainer: Any, value: Any) -> None:
         if is_users_class(type(trainer)):
             vars(trainer)[self._name] = value
         else:
-            setattr(trainer.run_context.given, self._name, value)
+            setattr(trainer.run_context.asked.given, self._name, value)
 
 
 class Replaceable:

@@ -197,24 +197,6 @@ class Context:
         """`print` on the first process of each node, as the trainer does it."""
         self.trainer.print(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _WHERE:
-            return getattr(operator.attrgetter(_WHERE[name])(self), name)
-        raise AttributeError(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _WHERE:
-            setattr(operator.attrgetter(_WHERE[name])(self), name, value)
-        else:
-            object.__setattr__(self, name, value)
-
-
-_WHERE = {each.name: "asked" for each in dataclasses.fields(Asked)}
-_WHERE |= {each.name: "parts" for each in dataclasses.fields(Parts)}
-_WHERE |= {each.name: "control" for each in dataclasses.fields(Control)}
-_OF_REPORTS = ("losses", "gradient_norms", "recorder", "epoch_clock", "batch_weight", "position_in_pass")
-_WHERE |= dict.fromkeys(_OF_REPORTS, "parts.reports") | dict.fromkeys(("parameter_groups", "release_model"), "parts")
-
 
 class View(property):
     """An attribute of the trainer that is kept in its context, at `path`: reading and assigning it goes there."""

@@ -156,7 +156,7 @@ class GuardedStep(Step):
         if self._is_finite(is_skipped):
             super().finish(calls, is_skipped=is_skipped)
             return
-        ranks, settings, saves = self.parts.ranks, self.context.asked.settings, self.context.control.saves
+        ranks, settings, saves = self.parts.ranks, self.context.asked.settings, self.control.saves
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
@@ -201,7 +201,7 @@ class GuardedStep(Step):
         scaler = self.parts.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
-        self.context.control.emitter.defer(self.context.trainer.optimizer_zero_grad)
+        self.control.emitter.defer(self.context.trainer.optimizer_zero_grad)
 
     def _origin(self, batch: Any) -> str:
         """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.

@@ -47,7 +47,12 @@ class Step:
         self, context: Context, own: Mapping[str, Callable[..., Any]] | None = None, *, steps_scheduler: bool = False
     ) -> None:
         own = dict(own or {})
-        self.context, self.parts, self.reports = context, context.parts, context.parts.reports
+        self.context, self.parts, self.control, self.reports = (
+            context,
+            context.parts,
+            context.control,
+            context.parts.reports,
+        )
         self.micro_batch = _NO_BATCH
         self.backward_began = 0.0
         self.late_counts = LateCounts(context.parts.ranks)
@@ -85,7 +90,7 @@ class Step:
         # came with the outputs leave a factor.
         is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
         if self.parts.callbacks.acts_at["on_optimizer_step_start"]:
-            self.context.control.emitter.emit("on_optimizer_step_start")
+            self.control.emitter.emit("on_optimizer_step_start")
         self.finish(self._calls[is_skipped], is_skipped=is_skipped)
 
     def compute(self, batch: Any, step: int) -> None:
@@ -95,7 +100,7 @@ class Step:
             batch: the batch, on the trainer's device.
             step: the number of this rank's earlier batches in the epoch.
         """
-        trainer, emitter, micro_batch = self.context.trainer, self.context.control.emitter, self.micro_batch
+        trainer, emitter, micro_batch = self.context.trainer, self.control.emitter, self.micro_batch
         hook = trainer.calculate_train_batch_loss
         # The loader knows how many samples the batch has, even where no tensor shows it, as for graphs. If an override
         # passes on only a part of the batch, the number is no longer true.
@@ -128,7 +133,7 @@ class Step:
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch."""
-        self.context.control.emitter.emit(event, **kwargs)
+        self.control.emitter.emit(event, **kwargs)
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
         """The loss times its share of the update, as far as that is known; `complete` does the rest."""
@@ -190,7 +195,7 @@ class Step:
             calls: what does so. A request to stop is deferred.
             is_skipped: whether nothing changes, because fp16 found infinite gradients.
         """
-        parts, emitter, update = self.parts, self.context.control.emitter, self.micro_batch.update
+        parts, emitter, update = self.parts, self.control.emitter, self.micro_batch.update
         for owner, name in calls:
             hook = getattr(owner, name)
             try:

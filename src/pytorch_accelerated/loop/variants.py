@@ -73,7 +73,7 @@ class RankedStep(Step):
 
     def emit_of_batch(self, event: str, **kwargs: Any) -> None:
         """Emit an event of the current batch, together with the ranks that have none: they answer its `gather`."""
-        emit, micro_batch = self.context.control.emitter.emit, self.micro_batch
+        emit, micro_batch = self.control.emitter.emit, self.micro_batch
         if micro_batch.has_empty_rank:
             self.uneven.take_part(lambda: emit(event, **kwargs), is_idle=micro_batch.is_borrowed)
         else:

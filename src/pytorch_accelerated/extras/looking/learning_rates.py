@@ -204,7 +204,9 @@ class _RangeTest(TrainerCallback):
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.run_context
-        total, count = run.ranks.sum([run.losses.total_loss, run.losses.running_count])
+        total, count = run.parts.ranks.sum(
+            [run.parts.reports.losses.total_loss, run.parts.reports.losses.running_count]
+        )
         if count == self._before[1]:
             raise DataError(
                 "`find_lr` cannot see the loss of an update: nothing was recorded for it. Call "

@@ -153,7 +153,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             UnknownMetricError if a callback watches a metric that nothing records.
     """
     started = time.perf_counter()
-    ranks = trainer.run_context.ranks
+    ranks = trainer.run_context.parts.ranks
     callbacks = list(trainer.callback_handler)
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [_existing_parent(saver.folder) for saver in savers] or [Path(tempfile.gettempdir())]
@@ -165,7 +165,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
             save_run(trainer.run_context, scratch / "after", {})
-            trainer.run_context.states.load(scratch / "after", is_at_work=False)
+            trainer.run_context.control.states.load(scratch / "after", is_at_work=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
         ranks.wait()
     finally:
@@ -201,7 +201,9 @@ class _OneUpdate(TrainerCallback):
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.run_context
-        run.settings = dataclasses.replace(run.settings, max_num_train_steps=1, max_samples=None, max_tokens=None)
+        run.asked.settings = dataclasses.replace(
+            run.asked.settings, max_num_train_steps=1, max_samples=None, max_tokens=None
+        )
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
         if not self.batch.entries:

@@ -192,7 +192,9 @@ def summarise(
         )
         if processes is None:
             return summary
-        rows, updates = rows_and_updates(None if batch is not None else trainer.run_context.loaders.train, processes)
+        rows, updates = rows_and_updates(
+            None if batch is not None else trainer.run_context.parts.loaders.train, processes
+        )
         buffers, rates = list(model.buffers()), list[tuple[float, ...]]()
         if create_scheduler_fn is not None and updates:
             rates = scheduled_values(create_scheduler_fn, num_epochs, updates, optimizer=trainer.optimizer)

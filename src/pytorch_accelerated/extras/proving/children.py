@@ -132,7 +132,7 @@ def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> 
     if factory is None:
         if is_users_class(type(trainer)):
             raise NotCheckedError(f"{type(trainer).__name__} may need other arguments than a `Trainer`: {_REMEDY}")
-        given = dataclasses.asdict(dataclasses.replace(trainer.run_context.given, accelerator=None))
+        given = dataclasses.asdict(dataclasses.replace(trainer.run_context.asked.given, accelerator=None))
         parts = {"model": trainer.model, "loss_func": trainer.loss_func, "optimizer": trainer.optimizer}
         parts |= {"callbacks": taking_part(trainer.callback_handler), **given}
         factory = functools.partial(_built, type(trainer), parts, arguments)
@@ -183,7 +183,7 @@ def work(path: str) -> None:
             callbacks += [Saving(job.folder / job.name), _Killed(job.killed_in, write)]
         trainer.callback_handler.callbacks = [*callbacks, trace]
         trainer.train(**arguments)
-        if trainer.run_context.ranks.is_first:
+        if trainer.run_context.parts.ranks.is_first:
             write()
     except BaseException as error:
         job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")

@@ -119,7 +119,7 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     """The proof of `Trainer.prove`."""
     check_positive_count("updates", updates)
     refuse(given, NOT_TAKEN, by="prove")
-    if trainer.run_context.ranks.count > 1 or children.is_child():
+    if trainer.run_context.parts.ranks.count > 1 or children.is_child():
         raise ConfigurationError(
             "`prove` was called in one of several processes, but it starts those that it needs. Call it in a single "
             'one, below `if __name__ == "__main__":`.'
@@ -212,7 +212,7 @@ class _Proving:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with trained_again(trainer, arguments, state, *watching):
-                settings, updates = trainer.run_context.settings, list(trace.updates)
+                settings, updates = trainer.run_context.asked.settings, list(trace.updates)
         if not self._settings:  # those of the uninterrupted run, which is the first one
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
@@ -318,7 +318,7 @@ class _Proving:
             yield "an evaluation: there is no `eval_dataset`"
         if left_out:
             yield f"callbacks that print or write files, without `takes_part_in_preflight`: {', '.join(left_out)}"
-        yield f"other devices than {context.accelerator.device.type}, and more than two processes"
+        yield f"other devices than {context.parts.accelerator.device.type}, and more than two processes"
 
     def _with_workers(self, workers: int) -> Check:
         data, given = self._arguments["train_dataset"], self._arguments.get("train_dataloader_kwargs") or {}
@@ -417,7 +417,7 @@ class _Proving:
         """How far gradients that are equal to rounding may be apart, relative to their norm."""
         parameters = [each for each in self._trainer.get_model().parameters() if each.is_floating_point()]
         epsilon = max((torch.finfo(each.dtype).eps for each in parameters), default=torch.finfo(torch.float32).eps)
-        mixed = str(self._trainer.run_context.accelerator.mixed_precision)
+        mixed = str(self._trainer.run_context.parts.accelerator.mixed_precision)
         lowest = {"bf16": 2**-7, "fp16": 2**-10, "fp8": 2**-3}.get(mixed, 0)
         of_device = 0 if self._trainer.device.type == "cpu" else 2**-10  # TF32
         return float(max(epsilon, lowest, of_device) ** (2 / 3))

@@ -161,7 +161,7 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
         return before[-1]
     if not found:
         raise ConfigurationError(f"There is no training state in {states}. Check the path.")
-    if run.number:
+    if run.asked.number:
         raise ConfigurationError(
             f"The oldest state in {states} is after update {found[0][1]['updates']}, so the updates before are reached "
             "from the first weights only, and this trainer has trained. Make it anew, as the script does, and replay "
@@ -209,15 +209,15 @@ class Moment(TrainerCallback):
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the weights before the update, and at its batches."""
         run = trainer.run_context
-        if run.state.updates != self._update - 1:
+        if run.parts.state.updates != self._update - 1:
             return
-        batch = run.training.step.micro_batch.batch
+        batch = run.control.training.step.micro_batch.batch
         if not self._found:
-            assert run.plan is not None
-            self._rows = _rows_of_batches(run, run.plan.loader)
+            assert run.asked.plan is not None
+            self._rows = _rows_of_batches(run, run.asked.plan.loader)
             self._found = {"epoch": trainer.run_history.current_epoch, "batches": []}
             self._found |= {"weights": _on_host(weights_of(trainer))}
-            self._found |= {"updates_before": run.state.updates - run.plan.start.updates}
+            self._found |= {"updates_before": run.parts.state.updates - run.asked.plan.start.updates}
         self._found["batches"].append(map_leaves(_copied, batch))
         if not self._judges_outputs(trainer):
             self._row_losses.append(_losses_of_single_rows(trainer, batch, self._loss_of))
@@ -257,11 +257,11 @@ class Moment(TrainerCallback):
             self._row_losses = [
                 each and each[: len(rows)] for rows, each in zip(self._rows, self._row_losses, strict=True)
             ]
-        loss = run.ranks.sum([run.losses.copy().loss_value])[0] / run.ranks.count
+        loss = run.parts.ranks.sum([run.parts.reports.losses.copy().loss_value])[0] / run.parts.ranks.count
         self._found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
         parts: dict[str, list[Any]] = {"rows": self._rows or [None], "row_losses": self._row_losses}
         for name, own in parts.items():
-            per_rank = [part for each in run.ranks.exchange(own) for part in each]
+            per_rank = [part for each in run.parts.ranks.exchange(own) for part in each]
             self._found[name] = None if None in per_rank else [value for part in per_rank for value in part]
         raise StopTrainingError(f"Update {self._update} has been replayed.")
 
@@ -277,8 +277,8 @@ def _rows_of_batches(run: Context, loader: Any) -> list[list[int]] | None:
         loader = loader.detached()
     except ConfigurationError:
         return None
-    order, windows = loader.windows(run.state.samples_in_epoch, run.state.batches_in_epoch)
-    cells = [cells[run.ranks.index] for cells in next(windows).rounds]
+    order, windows = loader.windows(run.parts.state.samples_in_epoch, run.parts.state.batches_in_epoch)
+    cells = [cells[run.parts.ranks.index] for cells in next(windows).rounds]
     return [order.rows(cell.start, cell.start + cell.size) for cell in cells]
 
 

@@ -157,17 +157,17 @@ class Trace(TrainerCallback):
         """Record the weights before the update, and what each of its batches begins with."""
         run = trainer.run_context
         if not self._begun:
-            indices = getattr(run.loaders.train, "indices", lambda start, stop: None)
-            start = run.state.samples_in_epoch
-            rows = indices(start, start + run.training.step.micro_batch.update.samples)
+            indices = getattr(run.parts.loaders.train, "indices", lambda start, stop: None)
+            start = run.parts.state.samples_in_epoch
+            rows = indices(start, start + run.control.training.step.micro_batch.update.samples)
             new = trainer.run_history.records[self._num_recorded :]
             metrics = {each.name: repr(each.value) for each in new if not TIMES.search(each.name)}
             self._begun = {"evaluation": digest(self._evaluated), "metrics": metrics}
             self._begun |= {"outside": self._outside(trainer), "left": self._left}
             self._begun |= {"weights": digest(weights_of(trainer)), "rows": rows and tuple(rows)}
             self._begun |= {"contents": {}, "generators": [], "losses": []}
-            self._begun["first"] = FirstUpdate(run.ranks.count) if run.state.updates == 0 else None
-        _add_rows(self._begun["contents"], run.training.step.micro_batch.batch)
+            self._begun["first"] = FirstUpdate(run.parts.ranks.count) if run.parts.state.updates == 0 else None
+        _add_rows(self._begun["contents"], run.control.training.step.micro_batch.batch)
         self._begun["generators"].append(digest(generator_states()))
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
@@ -180,7 +180,7 @@ class Trace(TrainerCallback):
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the gradients, and the settings with which the optimizer steps."""
-        groups = trainer.run_context.parameter_groups
+        groups = trainer.run_context.parts.parameter_groups
         without = {"params", *SCHEDULED}
         settings = [{name: value for name, value in group.items() if name not in without} for group in groups]
         gradients = gradients_of(trainer)
@@ -200,7 +200,7 @@ class Trace(TrainerCallback):
         begun |= {
             "batch": digest(begun["contents"]),
             "generators": digest(begun["generators"]),
-            "losses": tuple(begun["losses"] or [repr(trainer.run_context.losses.copy().loss_value)]),
+            "losses": tuple(begun["losses"] or [repr(trainer.run_context.parts.reports.losses.copy().loss_value)]),
             "weights_after": digest(weights_of(trainer)),
             "optimizer": digest(optimizer and optimizer.state_dict()),
         }

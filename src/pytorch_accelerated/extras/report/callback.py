@@ -157,11 +157,11 @@ class ReportCallback(TrainerCallback):
         events = self._contents.events
         self._note_news(trainer)
         self._contents.events = events
-        resumed_from = trainer.run_context.resumed_from
+        resumed_from = trainer.run_context.asked.resumed_from
         if resumed_from is not None:
             self._add_event(trainer, "resumed", f"from {resumed_from}")
-        left_out = trainer.run_context.left_out
-        if left_out and trainer.run_context.settings.leave_out is not None:  # else an earlier event has it
+        left_out = trainer.run_context.asked.left_out
+        if left_out and trainer.run_context.asked.settings.leave_out is not None:  # else an earlier event has it
             self._add_event(trainer, "left out", "; ".join(map(str, left_out)))
         self._write(trainer)
 
@@ -196,12 +196,12 @@ class ReportCallback(TrainerCallback):
         """Collect the predictions of a batch, on the device."""
         if self._predictions is not None:
             predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-            start = trainer.run_context.position_in_pass
+            start = trainer.run_context.parts.reports.position_in_pass
             self._predictions.add(predictions, targets, self.get_inputs(batch), start)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Read the collected predictions, and write the page, if it is time."""
-        history, ranks = trainer.run_history, trainer.run_context.ranks
+        history, ranks = trainer.run_history, trainer.run_context.parts.ranks
         if self._predictions is not None:
             per_rank = ranks.exchange(self._predictions.on_host())
             self._predictions = None
@@ -209,7 +209,7 @@ class ReportCallback(TrainerCallback):
                 of = f"epoch {history.current_epoch}"
                 of = f"{of}, after update {history.updates_done}" if is_intermediate else of
                 # The loader of the run knows the samples at its positions; another one need not.
-                indices = getattr(trainer.run_context.loaders.eval, "indices", lambda start, stop: None)
+                indices = getattr(trainer.run_context.parts.loaders.eval, "indices", lambda start, stop: None)
                 labels = getattr(getattr(trainer.get_model(), "config", None), "id2label", None)
                 usual = [str(labels[index]) for index in sorted(labels)] if isinstance(labels, Mapping) else None
                 found = describe(
@@ -322,13 +322,13 @@ class ReportCallback(TrainerCallback):
         self._contents, self._started = fresh, time.monotonic()
 
     def _describe_run(self, trainer: Trainer) -> None:
-        self._ranks = trainer.run_context.ranks
+        self._ranks = trainer.run_context.parts.ranks
         if self._ranks.is_first:
             parts = trainer.model, trainer.optimizer, trainer.scheduler, trainer.loss_func
             self._contents.model = model_facts(*parts)
             self._contents.environment = environment_facts(self._ranks.device, self._ranks.count)
             config = self._contents.config = trainer.run_config.to_dict()
-            if trainer.run_context.given.seed is None:  # not what somebody chose, so not what runs differ in
+            if trainer.run_context.asked.given.seed is None:  # not what somebody chose, so not what runs differ in
                 seeds = {"torch_seed": torch.initial_seed(), "derived_seed": config.pop("seed")}
                 self._contents.environment |= seeds
 
@@ -350,7 +350,7 @@ class ReportCallback(TrainerCallback):
     def _note_news(self, trainer: Trainer) -> None:
         """Add events for what has no event of its own."""
         run = trainer.run_context
-        skipped = len(self._new("skipped", range(run.state.skipped_updates)))
+        skipped = len(self._new("skipped", range(run.parts.state.skipped_updates)))
         if skipped:
             self._add_event(trainer, "skipped", f"{skipped} update{'s' if skipped > 1 else ''}, gradients not finite")
         for saver in trainer.callback_handler:
@@ -358,7 +358,7 @@ class ReportCallback(TrainerCallback):
                 value = f"{saver.watch_metric} {saver.best_metric or 0.0:.4g}: {saver.save_path}"
                 if self._new(f"best model {saver.save_path}", range(saver.best_metric_epoch or 0)):
                     self._add_event(trainer, "best model", value)
-        for state in self._new("saved", run.saves.all):
+        for state in self._new("saved", run.control.saves.all):
             at = {"time": state.seconds, "epoch": state.epoch, "update": state.update}
             self._add_event(trainer, "saved", str(state.path), **at)
 
@@ -371,12 +371,12 @@ class ReportCallback(TrainerCallback):
         self._contents.events = sorted(events, key=lambda event: event["time"])[-_MAX_EVENTS:]
 
     def _write(self, trainer: Trainer, *, keeps_curves: bool = False) -> None:
-        if not trainer.run_context.ranks.is_first:
+        if not trainer.run_context.parts.ranks.is_first:
             return
         began, contents = time.monotonic(), self._contents
         if not keeps_curves:
             watched = watched_metrics(trainer.callback_handler)
-            contents.read_history(trainer.run_history, watched, trainer.run_context.evaluation_sets.names)
+            contents.read_history(trainer.run_history, watched, trainer.run_context.control.evaluation_sets.names)
             skipped = trainer.run_state.skipped_updates
             contents.state |= {"seconds": began - self._started, "skipped_updates": skipped}
         contents.state |= {"updated": time.time(), "seconds_between_writes": self.seconds_between_writes}

@@ -93,7 +93,7 @@ class ResultCallback(TrainerCallback):
         number = trainer.run_state.skipped_updates - self._skipped_updates
         self._skipped_updates += number
         # Without the policy they are those of the scaler of fp16, which finds its scale by such updates.
-        if number > 0 and trainer.run_context.settings.nonfinite_policy is not None:
+        if number > 0 and trainer.run_context.asked.settings.nonfinite_policy is not None:
             text = f"{number} update{'s' if number > 1 else ''} skipped, gradients not finite"
             self._add_alert(trainer, "non-finite loss", text)
         if time.monotonic() >= self._next_write:
@@ -133,7 +133,7 @@ class ResultCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Write the result, with the error if a loss or parameter that is not finite has ended the run."""
-        failure = trainer.run_context.stopping.failure
+        failure = trainer.run_context.control.stopping.failure
         if failure is not None:
             self._fail(failure)
             noted = {(alert["kind"], alert["epoch"]) for alert in self._alerts}
@@ -149,12 +149,12 @@ class ResultCallback(TrainerCallback):
             if says_running:
                 path = self._absolute(self.path)
                 reason = CheckpointError(f"{path} could not be written: {error}. Check the free space of the disk.")
-                trainer.run_context.saves.failures[path] = reason
+                trainer.run_context.control.saves.failures[path] = reason
             raise
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
         """Write the result with the error, also of a run that has failed before its first update."""
-        if trainer.run_context.training is not None:
+        if trainer.run_context.control.training is not None:
             self._begin(trainer)
             self._fail(exception)
             self._write(trainer)
@@ -179,13 +179,13 @@ class ResultCallback(TrainerCallback):
     def _begin(self, trainer: Trainer) -> None:
         """Begin the result of the call, unless this has been done."""
         context = trainer.run_context
-        if self._began == context.stopping.began:
+        if self._began == context.control.stopping.began:
             return
-        before = self._loaded if context.resumed_from is not None else {}
-        self._loaded, self._ranks, self._began = {}, context.ranks, context.stopping.began
-        self._started = before.get("started", time.time() - time.monotonic() + context.stopping.began)
+        before = self._loaded if context.asked.resumed_from is not None else {}
+        self._loaded, self._ranks, self._began = {}, context.parts.ranks, context.control.stopping.began
+        self._started = before.get("started", time.time() - time.monotonic() + context.control.stopping.began)
         self._seconds_before, self._alerts = before.get("seconds", 0.0), before.get("alerts", [])
-        self._skipped_updates = context.state.skipped_updates
+        self._skipped_updates = context.parts.state.skipped_updates
         self._has_told = False
         self._ending = {"status": "running", "reason": "", "error": None}
 
@@ -195,7 +195,7 @@ class ResultCallback(TrainerCallback):
         self._ending = {"status": "failed", "reason": reason, "error": facts}
 
     def _add_alert(self, trainer: Trainer, kind: str, text: str, **at: Any) -> None:
-        if trainer.run_context.training is not None:
+        if trainer.run_context.control.training is not None:
             place = {"epoch": trainer.run_history.current_epoch, "update": trainer.run_history.updates_done}
             alert = {"kind": kind, "text": text, "time": time.time(), **place, **at}
             self._alerts = [*self._alerts, alert][-_MAX_ALERTS:]
@@ -203,11 +203,11 @@ class ResultCallback(TrainerCallback):
     def _write(self, trainer: Trainer) -> None:
         """Write the result, on rank 0, if the call is one of `train`."""
         context, history = trainer.run_context, trainer.run_history
-        if context.training is None or not context.ranks.is_first:
+        if context.control.training is None or not context.parts.ranks.is_first:
             return
         self._next_write = time.monotonic() + _SECONDS_BETWEEN_WRITES
-        config = {} if context.config is None else context.config.to_dict()
-        if context.given.seed is None:  # not what somebody chose, so no seed to pair runs by
+        config = {} if context.parts.config is None else context.parts.config.to_dict()
+        if context.asked.given.seed is None:  # not what somebody chose, so no seed to pair runs by
             config.pop("seed", None)
         latest = [history.latest_record(name) for name in history.get_metric_names()]
         result = {
@@ -217,10 +217,10 @@ class ResultCallback(TrainerCallback):
             "updated": time.time(),
             "pid": os.getpid(),
             "host": platform.node(),
-            "epoch": context.state.epoch_of_progress(history.current_epoch),
+            "epoch": context.parts.state.epoch_of_progress(history.current_epoch),
             "updates": history.updates_done,
             "seconds": self._seconds,
-            "startup_seconds": context.stopping.startup_seconds,
+            "startup_seconds": context.control.stopping.startup_seconds,
             "peak_memory": next((record.peak_memory for record in history.step_records[-1:]), None),
             "best": self._best(history, watched_metrics(trainer.callback_handler), trainer.eval_dataset is not None),
             "metrics": {record.name: record.value for record in latest if record and record.is_scalar},
@@ -232,7 +232,9 @@ class ResultCallback(TrainerCallback):
         path = self._absolute(self.path)
         if not self._has_told and (other := self._other_run(path)):
             self._has_told = True
-            warn_user(context.ranks, f"{path} is written by two live runs: this one, and {other}. Give each a folder.")
+            warn_user(
+                context.parts.ranks, f"{path} is written by two live runs: this one, and {other}. Give each a folder."
+            )
         self._publish(json.dumps(json_value(result), indent=2, allow_nan=False) + "\n", path)
 
     def _other_run(self, path: Path) -> str:
