@@ -156,7 +156,7 @@ class GuardedStep(Step):
         if self._is_finite(is_skipped):
             super().finish(calls, is_skipped=is_skipped)
             return
-        ranks, settings, saves = self.parts.ranks, self.context.asked.settings, self.control.saves
+        ranks, settings, saves = self.parts.ranks, self.asked.settings, self.control.saves
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
@@ -174,7 +174,7 @@ class GuardedStep(Step):
             )
         if settings.nonfinite_policy == "rollback":
             saves.finish()
-            state = ranks.do_on_first(lambda: saves.newest_whole(self.context.asked.resumed_from))
+            state = ranks.do_on_first(lambda: saves.newest_whole(self.asked.resumed_from))
             if state is not None:
                 warn_user(ranks, f"{message} The run goes back to {state}, and on without this update.")
                 raise RollBack(state)

@@ -47,12 +47,8 @@ class Step:
         self, context: Context, own: Mapping[str, Callable[..., Any]] | None = None, *, steps_scheduler: bool = False
     ) -> None:
         own = dict(own or {})
-        self.context, self.parts, self.control, self.reports = (
-            context,
-            context.parts,
-            context.control,
-            context.parts.reports,
-        )
+        self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
+        self.reports = context.parts.reports
         self.micro_batch = _NO_BATCH
         self.backward_began = 0.0
         self.late_counts = LateCounts(context.parts.ranks)
@@ -224,7 +220,7 @@ class Step:
 
     def clip(self) -> None:
         """Clip the complete gradient according to the settings. Does not wait for the device."""
-        settings = self.context.asked.settings
+        settings = self.asked.settings
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
         elif settings.gradient_clip_norm is not None:
@@ -257,6 +253,6 @@ class Step:
 
     def record(self, history: Any) -> None:
         """Record the metrics of an epoch that only the step knows."""
-        if self.context.asked.settings.gradient_clip_norm is not None:
+        if self.asked.settings.gradient_clip_norm is not None:
             history.update_metric("gradient_norm", self.reports.gradient_norms.average)
             self.reports.gradient_norms.reset()

@@ -74,7 +74,7 @@ class CheckpointStates(States):
     def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:
         """Use the seed of the arguments, so that a second training has the same order of rows."""
         args = self.context.holder.args
-        self.context.asked.seed = args.seed if args.data_seed is None else args.data_seed
+        self.asked.seed = args.seed if args.data_seed is None else args.data_seed
 
     def find(self, source: str | Path | None, *, must_exist: bool = False) -> Path | None:
         """The checkpoint itself, which the Hugging Face trainer has already found."""
@@ -82,7 +82,7 @@ class CheckpointStates(States):
 
     def resume(self, state: Path, skipped_weights: Collection[str] = ()) -> None:
         """Load the checkpoint as the Hugging Face trainer does."""
-        context, face = self.context, self.context.holder
+        face = self.context.holder
         saved = read_trainer_state(state)
         if holds_run(state):
             self.load_checkpoint(state)
@@ -95,14 +95,14 @@ class CheckpointStates(States):
         face._load_callback_state()
         face._load_optimizer_and_scheduler(str(state))
         if face.args.ignore_data_skip:
-            context.parts.state.samples_in_epoch = context.parts.state.batches_in_epoch = 0
-        if context.parts.state.is_evaluation_due:
+            self.parts.state.samples_in_epoch = self.parts.state.batches_in_epoch = 0
+        if self.parts.state.is_evaluation_due:
             face.control.should_save = face.args.save_strategy != SaveStrategy.NO
-        context.parts.reports.losses.reset()  # the next log is about the steps of this call
+        self.parts.reports.losses.reset()  # the next log is about the steps of this call
 
     def _restore_progress(self, saved: TrainerState, folder: Path) -> None:
         """Restore counts, log history and best model of a checkpoint. What follows from arguments may differ."""
-        state, args, ranks = self.context.holder.state, self.context.holder.args, self.context.parts.ranks
+        state, args, ranks = self.context.holder.state, self.context.holder.args, self.parts.ranks
         for name in _KEPT:
             setattr(state, name, getattr(saved, name))
         best = state.best_model_checkpoint
@@ -129,34 +129,33 @@ class CheckpointStates(States):
         Raises:
             InvalidCheckpointError: if a file holds more than tensors and plain values, or does not fit.
         """
-        context = self.context
         paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
         optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
-        generators = read_generator_states(folder / _rng_state_name(context.parts.ranks.index, context.parts.ranks))
-        states = checked_states([(context.parts.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
+        generators = read_generator_states(folder / _rng_state_name(self.parts.ranks.index, self.parts.ranks))
+        states = checked_states([(self.parts.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
         states += checked_states(
-            [(context.parts.scheduler, scheduler), (context.parts.accelerator.scaler, scaler)], source=folder
+            [(self.parts.scheduler, scheduler), (self.parts.accelerator.scaler, scaler)], source=folder
         )
-        load_states(states, load_weights, context.parts.optimizer, source=folder)
+        load_states(states, load_weights, self.parts.optimizer, source=folder)
         if generators is not None:
             restore_generator_states(generators)
         missing = [name for name, state in ((OPTIMIZER_NAME, optimizer), (SCHEDULER_NAME, scheduler)) if state is None]
         if missing:
             warn_user(
-                context.parts.ranks,
+                self.parts.ranks,
                 f"{folder} has no {' and no '.join(missing)}: the run resumes with the weights, but with a new "
                 "optimizer state. Save without `save_only_model` to resume exactly.",
             )
-        context.parts.state = self._position(updates)
+        self.parts.state = self._position(updates)
 
     def _position(self, updates: int) -> RunState:
         """The position after so many updates of this run's size."""
-        config, per_epoch = self.context.parts.config, self.context.parts.loaders.train.num_updates
+        config, per_epoch = self.parts.config, self.parts.loaders.train.num_updates
         per_update = 1 if config is None else config.train_total_batch_size or 1
         epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
         if not rest and updates:
             return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
-        batches = rest * (self.context.asked.settings.gradient_accumulation_steps or 1)
+        batches = rest * (self.asked.settings.gradient_accumulation_steps or 1)
         return RunState(
             epochs=epochs,
             updates=updates,
@@ -169,10 +168,8 @@ class CheckpointStates(States):
         """The states of optimizer and schedule, by file name."""
         context = self.context
         # Each rank writes its shard of a sharded optimizer with the native state.
-        optimizer = (
-            None if has_shards(context.holder.model) else without_callables(context.parts.optimizer.state_dict())
-        )
-        scheduler = None if context.parts.scheduler is None else context.parts.scheduler.state_dict()
+        optimizer = None if has_shards(context.holder.model) else without_callables(self.parts.optimizer.state_dict())
+        scheduler = None if self.parts.scheduler is None else self.parts.scheduler.state_dict()
         states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
         return {name: dict(state) for name, state in states.items() if state is not None}
 
@@ -197,7 +194,7 @@ class CheckpointStates(States):
             saved = parts["extra"].get(BASE_KEY)
             if saved is not None and saved != fingerprint_of(model, frozen):
                 warn_user(
-                    self.context.parts.ranks,
+                    self.parts.ranks,
                     f"The frozen base of this {type(model).__name__} has other weights, or another dtype, than when "
                     f"{folder} was saved, which holds the adapter only. The run uses the base as it is now; load the "
                     "one that it began with.",
@@ -219,14 +216,14 @@ class CheckpointStates(States):
 
         With `only_model`, a resume gets nothing else.
         """
-        context, ranks, model = self.context, self.context.parts.ranks, self.context.holder.model
-        check_model_finite(context.parts.model, ranks)
+        context, ranks, model = self.context, self.parts.ranks, self.context.holder.model
+        check_model_finite(self.parts.model, ranks)
         folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
-        staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=context.parts.mode.changes_weights)
+        staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=self.parts.mode.changes_weights)
         try:
             ranks.do_on_all(explained(folder, "writing the model")(lambda: write_files(staged)))
             if only_model:
-                facts = {"updates": context.parts.state.updates, "epochs": context.parts.state.epochs}
+                facts = {"updates": self.parts.state.updates, "epochs": self.parts.state.epochs}
                 ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))
             else:
                 frozen = frozen_base(model)
@@ -242,11 +239,11 @@ class CheckpointStates(States):
         finally:  # if it is still there
             if ranks.is_first:
                 folder_of_all.abort()
-        context.control.saves.add(folder, context.parts.history, context.parts.state)
+        self.control.saves.add(folder, self.parts.history, self.parts.state)
 
     def cover_changes(self, folder: Path) -> None:
         """Make what callbacks have written into a checkpoint a part of it."""
-        ranks = self.context.parts.ranks
+        ranks = self.parts.ranks
 
         def cover() -> set[str] | None:
             if not is_file(folder / MANIFEST_NAME):
@@ -281,7 +278,7 @@ class CheckpointStates(States):
         if state.best_global_step is None:
             return
         best = self.checkpoint_folder(state.best_global_step)
-        if best == folder or self.context.parts.ranks.from_first(best.is_dir()):
+        if best == folder or self.parts.ranks.from_first(best.is_dir()):
             state.best_model_checkpoint = str(best)
 
     def delete_superfluous(self) -> None:

@@ -68,7 +68,7 @@ class FaceStep(Step):
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
-        self.training: FaceTraining = context.control.training  # type: ignore[assignment]
+        self.training: FaceTraining = self.control.training  # type: ignore[assignment]
         self.face: Trainer = context.holder
         self.learning_rate = 0.0
         self.samples_used = 0
@@ -76,12 +76,12 @@ class FaceStep(Step):
         self._items: int | None = None
         self._has_checked_scale = False
         self.norms: Sequence[torch.Tensor] | None = None
-        self._raw_optimizer = getattr(context.parts.optimizer, "optimizer", context.parts.optimizer)
+        self._raw_optimizer = getattr(self.parts.optimizer, "optimizer", self.parts.optimizer)
         self.has_own_batches = not is_ours(self.face.get_batch_samples)
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
-        emitter, face, update = self.context.control.emitter, self.face, micro_batch.update
+        emitter, face, update = self.control.emitter, self.face, micro_batch.update
         if update is not self.micro_batch.update:  # an update begins
             emitter.defer(face.callback_handler.fire, "on_step_begin", face)
             self._loss = None
@@ -95,7 +95,7 @@ class FaceStep(Step):
     def apply(self) -> None:
         """Apply the update, and tell the callbacks."""
         super().apply()
-        emitter, face = self.context.control.emitter, self.face
+        emitter, face = self.control.emitter, self.face
         self.samples_used += self.micro_batch.update.samples
         batches, state, position = self.training.batches_of_epoch, face.state, self.parts.state
         # The last update of an epoch may have fewer batches than the others, and the epoch must not seem to be over.
@@ -113,7 +113,7 @@ class FaceStep(Step):
         try:
             share = training_step(model, batch, self._items)
         except Exception as error:
-            self.context.control.emitter.explain(error, training_step, batch)
+            self.control.emitter.explain(error, training_step, batch)
             raise
         if share is None:
             raise HookOutputError(
@@ -150,7 +150,7 @@ class FaceStep(Step):
     def optimizer_step(self) -> None:
         """Clip the complete gradient and step the optimizer, with the events around it; keep what may be logged."""
         context, face = self.context, self.face
-        limit: Any = context.asked.settings.gradient_clip_norm  # here one number, if any
+        limit: Any = self.asked.settings.gradient_clip_norm  # here one number, if any
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
         elif self.training.log.may_be_due():
@@ -158,11 +158,11 @@ class FaceStep(Step):
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
         else:
             self.norms = None
-        context.control.emitter.defer(face.callback_handler.fire, "on_pre_optimizer_step", face)
+        self.control.emitter.defer(face.callback_handler.fire, "on_pre_optimizer_step", face)
         # The schedule steps right after the optimizer, but the log belongs to this update.
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
         self.parts.optimizer.step()
-        context.control.emitter.defer(face.callback_handler.fire, "on_optimizer_step", face)
+        self.control.emitter.defer(face.callback_handler.fire, "on_optimizer_step", face)
         self.reports.losses.update(self._loss)  # a log is a mean over updates, not over batches
 
     @property
@@ -180,7 +180,7 @@ class FaceStep(Step):
 
     def _check_scale(self) -> None:
         """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
-        steps, compute_loss = self.context.asked.settings.gradient_accumulation_steps, self.face.compute_loss
+        steps, compute_loss = self.asked.settings.gradient_accumulation_steps, self.face.compute_loss
         if not self._has_checked_scale and steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
             warn_user(
                 self.parts.ranks,
@@ -264,11 +264,11 @@ class FaceTraining(Training):
         self._reason_to_stop = ""
         self._kept_loaders: dict[Any, RunLoader] = {}
         self._kept_workers = contextlib.ExitStack()
-        context.parts.reports.losses = LossTracker(leaves_out_non_finite=self._args.logging_nan_inf_filter)
+        self.parts.reports.losses = LossTracker(leaves_out_non_finite=self._args.logging_nan_inf_filter)
 
     def kind_of_step(self) -> type[FaceStep]:
         """The kind of step that the run needs."""
-        return FaceStep if self.context.parts.ranks.count == 1 else RankedFaceStep
+        return FaceStep if self.parts.ranks.count == 1 else RankedFaceStep
 
     def plan(self, loader: Any) -> int:
         """The number of updates of the run, now that the length of an epoch is known, if there is one."""
@@ -299,14 +299,14 @@ class FaceTraining(Training):
         if self._args.save_strategy != SaveStrategy.NO:
             # Another run in the folder is refused now, not at the first checkpoint, hours later.
             folder, first_step = output_dir_of(self._args), face.state.global_step + 1
-            self.context.control.saves.claim_folder(folder, "output_dir")
-            self.context.parts.ranks.do_on_first(
+            self.control.saves.claim_folder(folder, "output_dir")
+            self.parts.ranks.do_on_first(
                 lambda: refuse_steps_taken_by_others(folder, first_step, face.state.max_steps)
             )
         face.optimizer, face.model_wrapped = engine.optimizer, engine.model
         handler = face.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = face.model, face.optimizer, face.lr_scheduler
-        handler.train_dataloader = self.context.parts.loaders.train
+        handler.train_dataloader = self.parts.loaders.train
         self.log, self._first_step = TrainingLog(self), self.face.state.global_step
         self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
@@ -327,7 +327,7 @@ class FaceTraining(Training):
         handler = self.face.callback_handler
         if self.all_agree_after_each_update and not handler.is_agreed:
             flags = vars(self.face.control)
-            by_rank = self.context.parts.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
+            by_rank = self.parts.ranks.exchange_numbers([bool(flags[name]) for name in CONTROL_FLAGS])
             for name, asked in zip(CONTROL_FLAGS, zip(*by_rank, strict=True), strict=True):
                 flags[name] = any(asked)
             handler.is_agreed = True
@@ -336,7 +336,7 @@ class FaceTraining(Training):
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to train, or a callback ended the training. Epochs that it ended count."""
-        is_stopped, state = self.agreed_control().should_training_stop, self.context.parts.state
+        is_stopped, state = self.agreed_control().should_training_stop, self.parts.state
         is_over = state.epochs >= self.face.state.num_train_epochs or (state.is_cut and self.context.is_at_limit)
         return is_over or bool(is_stopped) or super().is_complete
 
@@ -352,12 +352,12 @@ class FaceTraining(Training):
         batches = super().batches(loader)
         # A stream without an end is the only epoch of its run.
         of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
-        self.batches_of_epoch = self.context.parts.loaders.train.num_batches or of_run
+        self.batches_of_epoch = self.parts.loaders.train.num_batches or of_run
         return batches
 
     def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The batches of the updates until the run has done all of them, or a callback ends the epoch or the run."""
-        position, limit = self.context.parts.state, self.context.asked.settings.max_num_train_steps or 0
+        position, limit = self.parts.state, self.asked.settings.max_num_train_steps or 0
         if self.step.has_own_batches:
             batches = self.step.own_batches(batches)
         while position.updates < limit and (batch := next(batches, None)) is not None:
@@ -370,9 +370,9 @@ class FaceTraining(Training):
     def refuse_empty_epoch(self, loader: Any) -> None:
         """End the run with a warning: a stream may be exhausted."""
         warn_user(
-            self.context.parts.ranks,
-            f"The training data has nothing more to yield, so the run ends after {self.context.parts.state.updates} of "
-            f"{self.context.asked.settings.max_num_train_steps} steps. Pass something that can be iterated over again.",
+            self.parts.ranks,
+            f"The training data has nothing more to yield, so the run ends after {self.parts.state.updates} of "
+            f"{self.asked.settings.max_num_train_steps} steps. Pass something that can be iterated over again.",
         )
         self.face.control.should_training_stop = True
 
@@ -428,7 +428,7 @@ class FaceTraining(Training):
         """Note why the run is stopped. Save if a signal did it, and this run has trained anything."""
         self._reason_to_stop = reason
         has_trained = self.face.is_in_train and self.face.state.global_step > self._first_step
-        if self.context.control.stopping.signals.agreed and has_trained and self._args.save_strategy != SaveStrategy.NO:
+        if self.control.stopping.signals.agreed and has_trained and self._args.save_strategy != SaveStrategy.NO:
             self._request_checkpoint()
 
     def end(self) -> None:
@@ -445,7 +445,7 @@ class FaceTraining(Training):
         metrics.update(self._memory())
         self.face.log(metrics)
         self._engine.states.delete_superfluous()
-        self.face.callback_handler.note_end(self._reason_to_stop, self.context.parts.state.skipped_updates)
+        self.face.callback_handler.note_end(self._reason_to_stop, self.parts.state.skipped_updates)
         self.face.callback_handler.fire("on_train_end", self.face)
         self.output = TrainOutput(self.face.state.global_step, train_loss, metrics)
 
@@ -548,7 +548,7 @@ class TrainingLog:
 
         Must be called by all ranks.
         """
-        parts, step = self._training.context.parts, self._training.face.state.global_step
+        parts, step = self._training.parts, self._training.face.state.global_step
         ranks, losses = parts.ranks, parts.reports.losses
         steps, self._last_step = step - self._last_step, step
         total, count = ranks.sum([losses.total_loss, losses.running_count])
