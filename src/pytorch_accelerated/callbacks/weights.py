@@ -297,7 +297,7 @@ class SWACallback(ModelEmaCallback):
             return
         with kept() as before, torch.no_grad():
             before.generators()
-            before.attributes(context, model=module)
+            before.attributes(context.parts, model=module)
             for layer in layers:
                 layer.reset_running_stats()  # type: ignore[operator]
                 before.attributes(layer, momentum=None)  # the mean over all batches

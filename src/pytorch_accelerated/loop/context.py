@@ -43,7 +43,7 @@ _MAY_BE_OWN = {
 _LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Asked:
     """What a call was asked to do: it says which rows each update has.
 
@@ -122,7 +122,7 @@ class Parts:
             self.model, self.optimizer = prepared.release(self.model)
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Control:
     """What a call does besides computing: it calls users' code, stops, saves and evaluates.
 
@@ -145,7 +145,7 @@ class Control:
     training: Training = _LATER
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Context:
     """A call of `train`, `evaluate` or `predict`. Each has one of its own, made from that of the call before.
 
