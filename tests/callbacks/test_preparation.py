@@ -61,7 +61,7 @@ def one_of_two_gpus(model: nn.Module) -> Any:
         model=model,
         get_model=lambda: model,
         device=torch.device("cuda"),
-        run_context=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True)),
+        run_context=SimpleNamespace(parts=SimpleNamespace(ranks=SimpleNamespace(count=2, is_first=True))),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from pytorch_accelerated.extras.huggingface.trackers import tag_of
 from pytorch_accelerated.huggingface import TrainerCallback
-from pytorch_accelerated.huggingface.trainer_callback import TensorBoardCallback, tag_of
+from pytorch_accelerated.huggingface.trainer_callback import TensorBoardCallback
 from tests.chaos.size import in_release
 from tests.huggingface.runs import StopAt, make_trainer
 from tests.support.processes import run_forked
