@@ -149,7 +149,7 @@ class FaceStep(Step):
 
     def optimizer_step(self) -> None:
         """Clip the complete gradient and step the optimizer, with the events around it; keep what may be logged."""
-        context, face = self.context, self.face
+        face = self.face
         limit: Any = self.asked.settings.gradient_clip_norm  # here one number, if any
         if limit is not None:
             self.norms = [clip_norm(self.parameters(), limit)]
@@ -300,9 +300,7 @@ class FaceTraining(Training):
             # Another run in the folder is refused now, not at the first checkpoint, hours later.
             folder, first_step = output_dir_of(self._args), face.state.global_step + 1
             self.control.saves.claim_folder(folder, "output_dir")
-            self.parts.ranks.do_on_first(
-                lambda: refuse_steps_taken_by_others(folder, first_step, face.state.max_steps)
-            )
+            self.parts.ranks.do_on_first(lambda: refuse_steps_taken_by_others(folder, first_step, face.state.max_steps))
         face.optimizer, face.model_wrapped = engine.optimizer, engine.model
         handler = face.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = face.model, face.optimizer, face.lr_scheduler
