@@ -493,7 +493,7 @@ class Trainer(TrainerHooks):
         """
         context = self.run_context
         state = context.control.states.find(input_dir, must_exist=True)
-        return context.control.states.load(state, is_at_work=context.control.is_at_work)
+        return context.control.states.load(state, restores_position=context.control.is_at_work)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Tensors of all ranks, concatenated on their first dimension. Must be called by all ranks with a batch.
@@ -758,7 +758,7 @@ class Trainer(TrainerHooks):
                     self.run_state.start_epoch()
                 try:
                     self._run_epoch(training)
-                except RollBack as request:
+                except RollBack as request:  # on all ranks: an update was not finite, and the run goes on without it
                     training.go_back_to(request.state)
 
     def _run_epoch(self, training: Training) -> None:
@@ -771,7 +771,7 @@ class Trainer(TrainerHooks):
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
             if parts.loaders.eval is not None:
                 training.evaluate()
-            # An epoch that a limit ended early takes its step when it is completed.
+            # If the epoch was cut short, the resumed run steps the scheduler, once the epoch is complete.
             if control.states.cut is None:
                 self._step_scheduler_after_epoch()
             training.close_part(RunPhase.EVALUATED)
@@ -786,6 +786,7 @@ class Trainer(TrainerHooks):
         training.begin_pass()
         self.model.train()
         parts.mode.train()
+        # Deferring is for loops of the user's own; `_run_training` does it for the whole run.
         with training.requests.deferring_saves(), training.watching_for_anomalies():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()
@@ -793,14 +794,15 @@ class Trainer(TrainerHooks):
                 training.step.add(batch)
                 if batch.is_last:
                     training.step.apply()
-                    # Between two updates every rank is at the same place: here, and only here, losses are read, states
-                    # are written, and the ranks agree to stop.
+                    # Between two updates every rank is at the same place. While batches are left, losses are read,
+                    # states are written, and the ranks agree to stop only here.
                     training.act_at_safe_point()
             training.finish_epoch(train_dl)
-            control.emitter.defer(self.train_epoch_end)
+            control.emitter.call(self.train_epoch_end)
             self._add_epoch_loss_to_run_history("train_loss_epoch")
             training.step.record(self.run_history)
             control.emitter.emit("on_train_epoch_end")
+            # For loops of the user's own, too: the states that wait are written when this block ends.
             self.run_state.phase = RunPhase.TRAINING_EPOCH_CLOSED
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -821,7 +823,7 @@ class Trainer(TrainerHooks):
             control.stopping.stop_if_asked()
             evaluation.run(valid_dl, self._update_loss_tracker)
             reports.report_non_finite(reports.losses, metric_name)
-            control.emitter.defer(self.eval_epoch_end)
+            control.emitter.call(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history(metric_name)
             control.emitter.emit("on_eval_epoch_end", is_intermediate=is_intermediate)
 

@@ -229,7 +229,8 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         lambda: run(None, Fades(), loss_func=faded_loss),
         RESUMED,
         2,
-        "^the loss: `fading`, a variable of the module .*, was 0.81 in the uninterrupted run and 0.9 after the resume: ",
+        "^the loss: `fading`, a variable of the module .*, was 0.81 in the uninterrupted run and 0.9 after the "
+        "resume: ",
     ),
     "another loss": (
         lambda: run(None, SwitchLoss()),

@@ -2,6 +2,8 @@
 
 A torch `DataLoader` serves as a description (dataset, sampler, sizes, workers, collation). We use our own order, which
 is a pure function of (seed, epoch), so every rank knows the size of every batch in advance.
+
+A window is one update over all ranks. It has rounds, of one cell per rank: the positions of a batch. See `sampling`.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class PlannedLoader(RunLoader):
         return None if order is None else order.rows(start, stop)  # a sampler may not be read twice
 
     def count_updates(self) -> int:
+        # `num_batches` may know only an earlier epoch of a user's sampler; this reads it for the current one.
         self._orders.sizes(self._epoch, is_exact=True)
         return -(-self.num_batches // self._accumulation_steps)
 
@@ -65,7 +68,10 @@ class PlannedLoader(RunLoader):
     def windows(
         self, start: int = 0, batches_done: int = 0, *, needs_rows: bool = True
     ) -> tuple[EpochOrder, Iterator[Window]]:
-        """The order of the epoch, or one of its size, and its updates; see `updates`. Must be called by all ranks."""
+        """The order of the epoch and its updates from `start` on; see `batches`. Must be called by all ranks.
+
+        Without `needs_rows`, the order may have the right size and other rows.
+        """
         order = self._orders.of(self._epoch) if needs_rows else self._orders.sizes(self._epoch, is_exact=True)
         return order, self._plan(order).windows(start, self.max_batches - batches_done)
 
@@ -130,7 +136,7 @@ class PlannedLoader(RunLoader):
 
     def _fetch(self, order: EpochOrder, windows: Iterator[Window], *, borrows: bool) -> Iterator[Any]:
         """This rank's host batches, one sample in place of an empty cell if it `borrows`, else none."""
-        # Iterators of Python's own: a function of ours would be entered for every batch.
+        # `itertools` and `operator` run in C; a generator of ours would cost a Python call per batch.
         rounds = itertools.chain.from_iterable(map(operator.attrgetter("rounds"), windows))
         cells: Iterator[Cell] = map(operator.itemgetter(self._ranks.index), rounds)
         if not borrows:
@@ -143,10 +149,11 @@ class PlannedLoader(RunLoader):
         seed_of, indices = seeds_of_batches("batch", self.seed, self._epoch), order.indices
         is_tensor = isinstance(indices, torch.Tensor)
         if is_tensor:
-            indices = indices.numpy()  # far quicker to cut
+            indices = indices.numpy()  # far faster to slice
         for start, size in cells:
             rows = indices[start : start + (size or 1)]
-            # The position of its first sample identifies a batch, independently of earlier batches.
+            # A batch is seeded by the position of its first sample: its augmentations do not depend on earlier batches,
+            # or on where a run was resumed.
             yield Request(rows.tolist() if is_tensor else rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:

@@ -88,7 +88,7 @@ class EvaluateBesideCallback(TrainerCallback):
                     history.update_metric(name, value)
                 for judge in trainer.callback_handler:
                     if hasattr(judge, "judge_state") and judge.watch_metric in result["metrics"]:
-                        context.control.emitter.defer(judge.judge_state, trainer, state)
+                        context.control.emitter.call(judge.judge_state, trainer, state)
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Wait for the states that are not evaluated yet, then tell the other process that the run is over."""
@@ -204,7 +204,7 @@ def _evaluate(trainer: Trainer, state: Path, identity: str, arguments: dict[str,
     """Write the metrics of a state, unless the run has deleted or replaced it."""
     context, failure = trainer.run_context, None
     try:
-        context.control.states.load(state, is_at_work=False)
+        context.control.states.load(state, restores_position=False)
     except InvalidCheckpointError as error:
         failure = error
     _, facts = context.parts.ranks.do_on_first(lambda: _states(state.parent).get(identity, (state, None)))

@@ -8,7 +8,10 @@ from typing import Any
 
 
 class RunPhase(str, enum.Enum):
-    """The part of the current epoch that is finished, so that a resumed run fires exactly the remaining events."""
+    """How far the current epoch is, so that a resumed run only does what is left of it.
+
+    Events that begin the run, and the training pass if it is resumed within that, are emitted again.
+    """
 
     TRAINING = "training"
     TRAINING_EPOCH_CLOSED = "training epoch closed"

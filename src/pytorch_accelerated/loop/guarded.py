@@ -201,7 +201,7 @@ class GuardedStep(Step):
         scaler = self.parts.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
             scaler.update()
-        self.control.emitter.defer(self.context.trainer.optimizer_zero_grad)
+        self.control.emitter.call(self.context.trainer.optimizer_zero_grad)
 
     def _origin(self, batch: Any) -> str:
         """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.

@@ -84,7 +84,7 @@ class Requests:
         if not before:
             self.write_states()
 
-    def act(self, position: RunState, *, repeats: bool = True) -> None:
+    def serve(self, position: RunState, *, repeats: bool = True) -> None:
         """Serve the requests, and if `repeats` an evaluation that a stop interrupted. Must be called by all ranks."""
         if self.evaluation or (repeats and position.is_evaluation_due):
             self.evaluation, position.is_evaluation_due = False, True
@@ -95,7 +95,7 @@ class Requests:
     def write_states(self) -> None:
         """Write the requested states."""
         while self.states:
-            # The state before ends first: its failure belongs to its own folder, not to the one that is written next.
+            # A background save ends first: its failure belongs to its own folder, not to the one that is written next.
             self.saves.finish()
             folder, extra, background = self.states.pop(0)
             with self.saves.attempt(folder):
@@ -216,23 +216,27 @@ class States:
         for message in differing_rows(self._saved_data or {}, self.parts.loaders, state):
             warn_user(ranks, message)
 
-    def load(self, folder: Path, *, is_at_work: bool = True, skipped_weights: Collection[str] = ()) -> dict[str, Any]:
+    def load(
+        self, folder: Path, *, restores_position: bool = True, skipped_weights: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Load a training state.
 
         Args:
             folder: the folder of the state.
-            is_at_work: whether the loaders exist and move to the position of the state.
+            restores_position: whether the loaders exist and move to the position of the state.
             skipped_weights: names in the model's state that the folder may lack; the live values stay.
 
         Returns:
             The `extra` entries of the save, and `current_epoch`.
         """
         read = self.take_read(folder)
-        extra = load_run(self.context, folder, restores_position=is_at_work, skipped_weights=skipped_weights, read=read)
+        extra = load_run(
+            self.context, folder, restores_position=restores_position, skipped_weights=skipped_weights, read=read
+        )
         return {"current_epoch": self.parts.history.current_epoch, **extra}
 
     def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
-        """Write a training state, if its parameters are finite: a run that resumes from others could only fail."""
+        """Write a training state. Refuse NaN and infinite parameters: a run that resumes from them could only fail."""
         parts, saves = self.parts, self.control.saves
         check_model_finite(parts.model, parts.ranks)
         # Step records that have ended go to the history first: a state holds only the open one.
@@ -292,21 +296,21 @@ class Saves:
     def attempt(self, path: str | Path) -> Iterator[None]:
         """Context for a save, which fails on all ranks or on none.
 
-        A failure is a warning, and an error at the end of the run unless a later save to the same folder succeeds.
-        Before the first one there it is an error at once.
+        A failure is a warning, and an error at the end of the run unless a later save to the same parent folder
+        succeeds. If none has succeeded there yet, it is an error at once.
         """
-        folder = resolved(path).parent
+        parent = resolved(path).parent
         try:
             yield
         except CheckpointError as error:
-            if folder not in self._saved_in:
+            if parent not in self._saved_in:
                 raise
-            self.failures[folder] = error
+            self.failures[parent] = error
             warn_user(self._ranks, f"{error} The run continues, and the next save tries again.")
         else:
             if path != self.in_background:  # else it is too early to say
-                self._saved_in.add(folder)
-                self.failures.pop(folder, None)
+                self._saved_in.add(parent)
+                self.failures.pop(parent, None)
 
     def claim_folder(self, folder: str | Path, argument: str = "save_dir") -> None:
         """Keep other runs from saving to `folder` until this run is over. Must be called by all ranks.

@@ -40,7 +40,7 @@ class Step:
 
     Attributes:
         micro_batch: the current batch.
-        backward_began: when its backward pass did, by `time.perf_counter`.
+        backward_began: when its backward pass began, by `time.perf_counter`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Step:
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
         self._record: Callable[..., None] = own.get("_update_loss_tracker", context.parts.reports.losses.update)
         self._clips = "_clip_gradients" in own or context.asked.settings.clips_gradients
-        self._always_completes = context.parts.accelerator.scaler is not None
+        self._always_completes_gradients = context.parts.accelerator.scaler is not None
         scheduling: list[Call] = [(context.trainer, "scheduler_step")] if steps_scheduler else []
         discarding: Call = (context.trainer, "optimizer_zero_grad")
         # Two lists, by whether fp16 skips the update. The optimizer's step is called in both, because the scaler acts
@@ -70,6 +70,7 @@ class Step:
         """Add the gradients of one batch of an update."""
         parts = self.parts
         self.micro_batch = micro_batch
+        # With an empty rank, always: it answers the `gather` calls of the others until all have emitted the event.
         if micro_batch.has_empty_rank or parts.callbacks.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")
         compute = self.compute if micro_batch.is_borrowed else self._compute
@@ -82,9 +83,9 @@ class Step:
 
     def apply(self) -> None:
         """Apply the update, all of whose gradients are there."""
-        # Usually they have their true size already, because each loss was multiplied by its share; fp16 and counts that
-        # came with the outputs leave a factor.
-        is_skipped = (self._always_completes or self.late_counts.are_pending) and self.complete()
+        # Usually the gradients have their true size, because each loss was multiplied by its share. What may be left:
+        # fp16's scale, item counts that came with the outputs, and on several ranks parameters outside of the model.
+        is_skipped = (self._always_completes_gradients or self.late_counts.are_pending) and self.complete_gradients()
         if self.parts.callbacks.acts_at["on_optimizer_step_start"]:
             self.control.emitter.emit("on_optimizer_step_start")
         self.finish(self._calls[is_skipped], is_skipped=is_skipped)
@@ -109,20 +110,20 @@ class Step:
         finally:
             trainer._batch_samples = None
         loss, size = loss_and_size(output, hook="calculate_train_batch_loss")
-        if not micro_batch.is_borrowed:  # that is recorded where it counts
+        if not micro_batch.is_borrowed:  # a borrowed sample is recorded with the batch that it belongs to
             weight = self.reports.batch_weight = size if micro_batch.items is None else micro_batch.items
             self._record(loss, weight)
         if micro_batch.has_empty_rank or self.parts.callbacks.acts_at["on_train_step_end"]:
             self.emit_of_batch("on_train_step_end", batch=batch, batch_output=output, step=step)
-        # Nearly all hooks count nothing. The first batch decides that, so it is checked more closely.
+        # Nearly all hooks return no 'num_items_in_batch'. Whether this one does is decided by its first batch.
         is_counted = self.late_counts.hook_counts is not False or output.get("num_items_in_batch") is not None
         share = self.weigh(output) if is_counted or micro_batch.weight != 1 else output["loss"]
         backward = trainer.backward_step
         self.backward_began = time.perf_counter()
         try:
             backward(share)
-        except StopTrainingError as wish:
-            emitter.wish = emitter.wish or wish
+        except StopTrainingError as request:
+            emitter.stop_request = emitter.stop_request or request
         except Exception as error:
             emitter.explain(error, backward, micro_batch.batch)
             raise
@@ -164,7 +165,7 @@ class Step:
         counts = self.late_counts.check(output)
         return self.micro_batch.weight is None or (counts and self.micro_batch.items is None)
 
-    def complete(self) -> bool:
+    def complete_gradients(self) -> bool:
         """Scale the gradients to their true size, if something is left to be done for that.
 
         Returns:
@@ -174,7 +175,7 @@ class Step:
         accelerator, optimizer = self.parts.accelerator, self.parts.optimizer
         if accelerator.scaler is not None:
             accelerator.unscale_gradients(optimizer)
-            # The only read that fp16 needs.
+            # The only time per update that fp16 waits for the device.
             is_skipped = found_infinite(accelerator.scaler, getattr(optimizer, "optimizer", optimizer))
         if self.late_counts.are_pending:
             factor = self.late_counts.take_factor()
@@ -185,29 +186,29 @@ class Step:
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Update the parameters, step the scheduler, discard the gradients, and count the update.
 
-        The safe point begins here.
+        When it returns, the run is at a safe point: it can be saved, stopped and resumed there.
 
         Args:
             calls: what does so. A request to stop is deferred.
-            is_skipped: whether nothing changes, because fp16 found infinite gradients.
+            is_skipped: whether nothing changes: fp16 found infinite gradients, or a `GuardedStep` undid the update.
         """
         parts, emitter, update = self.parts, self.control.emitter, self.micro_batch.update
         for owner, name in calls:
             hook = getattr(owner, name)
             try:
                 hook()
-            except StopTrainingError as wish:
-                emitter.wish = emitter.wish or wish
+            except StopTrainingError as request:
+                emitter.stop_request = emitter.stop_request or request
             except Exception as error:
                 emitter.explain(error, hook, self.micro_batch.batch)
                 raise
         state = parts.state
-        # The update is complete. From here to the next batch the run can be saved, stopped or resumed.
+        # The counts follow the weights at once, before the event, so whoever reads them there sees this update counted.
         state.updates += 1
         state.updates_in_epoch += 1
         state.samples_in_epoch += update.samples
         state.samples += update.samples
-        state.items += 0 if update.items is None else update.items[1]
+        state.items += 0 if update.items is None else update.items[1]  # over all ranks
         state.skipped_updates += is_skipped
         parts.history.updates_done += 1
         if parts.callbacks.acts_at["on_optimizer_step_end"]:

@@ -31,11 +31,11 @@ class Emitter:
         parts: of the call. They have the callbacks.
 
     Attributes:
-        wish: the first deferred request to stop; None if there is none.
+        stop_request: the first deferred request to stop; None if there is none.
     """
 
     def __init__(self, trainer: Any, parts: Parts) -> None:
-        self.wish: StopTrainingError | None = None
+        self.stop_request: StopTrainingError | None = None
         self._trainer = trainer
         self._parts = parts
 
@@ -45,24 +45,24 @@ class Emitter:
         try:
             if callbacks.acts_at[event]:
                 callbacks.call_event(event, self._trainer, **kwargs)
-        except StopTrainingError as wish:
-            self.wish = self.wish or wish
+        except StopTrainingError as request:
+            self.stop_request = self.stop_request or request
 
     def announce(self, hook: Callable[[], Any], event: str, **kwargs: Any) -> None:
         """Call `hook`, then the callbacks that handle `event`. A request to stop is deferred."""
-        self.defer(hook)
+        self.call(hook)
         self.emit(event, **kwargs)
 
     def emit_at_once(self, event: str, **kwargs: Any) -> None:
         """Call the callbacks that handle `event`. A request to stop is raised: all ranks must emit this event."""
         self._parts.callbacks.call_event(event, self._trainer, **kwargs)
 
-    def defer(self, hook: Callable[..., Any], *args: Any) -> None:
+    def call(self, hook: Callable[..., Any], *args: Any) -> None:
         """Call `hook`. A request to stop is deferred."""
         try:
             hook(*args)
-        except StopTrainingError as wish:
-            self.wish = self.wish or wish
+        except StopTrainingError as request:
+            self.stop_request = self.stop_request or request
 
     def explain(self, error: Exception, hook: Callable[..., Any], batch: Any, start: int | None = None) -> None:
         """Add a note to the error of a hook: the hook, the batch and the position in the run.
@@ -140,24 +140,26 @@ class Stopping:
         emitter, ranks = self._control.emitter, self._parts.ranks
         if self._deadline is not None and time.monotonic() >= self._deadline and ranks.is_first:
             duration = self._asked.settings.max_duration
-            emitter.wish = emitter.wish or StopTrainingError(f"`max_duration` ({duration}) is over.")
-        is_asked = emitter.wish is not None or self.signals.number or self._control.saves.writer.failure is not None
+            emitter.stop_request = emitter.stop_request or StopTrainingError(f"`max_duration` ({duration}) is over.")
+        is_asked = (
+            emitter.stop_request is not None or self.signals.number or self._control.saves.writer.failure is not None
+        )
         if self._finishes_passes or (ranks.count == 1 and not is_asked):
             return
-        if self._agree(self._pace, self._parts.state.updates, emitter.wish is not None):
-            wish, emitter.wish = emitter.wish, None
-            reasons = ranks.exchange("" if wish is None else str(wish))
-            raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from wish
+        if self._agree(self._pace, self._parts.state.updates, emitter.stop_request is not None):
+            request, emitter.stop_request = emitter.stop_request, None
+            reasons = ranks.exchange("" if request is None else str(request))
+            raise StopTrainingError(next(filter(None, [self.signals.reason, *reasons]), "")) from request
 
     def _agree(self, pace: Pace, done: int, wants_to_stop: bool) -> bool:
         """Whether any rank wants to stop or received a signal, after `done` updates or rounds."""
         has_failed = self._control.saves.writer.failure is not None
         numbers = [pace.proposal(done), wants_to_stop, has_failed, self.signals.number]
-        proposals, wishes, failures, signals = zip(*self._parts.ranks.exchange_numbers(numbers), strict=True)
+        proposals, requests, failures, signals = zip(*self._parts.ranks.exchange_numbers(numbers), strict=True)
         pace.go_on(done, between=proposals[0])
         if any(failures):
             self._control.saves.finish()  # warns, or raises the failure on all ranks
-        return self.signals.agree(signals) or any(wishes)
+        return self.signals.agree(signals) or any(requests)
 
     def until_signal(self, rounds: Iterable[Round], give_up: Callable[[str], BaseException]) -> Iterator[Round]:
         """The rounds of a pass; all ranks stop before the same round if any of them received a signal.

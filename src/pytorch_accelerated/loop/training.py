@@ -69,7 +69,7 @@ class Training:
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
         self.further_passes = 0
         self.all_agree_after_each_update = False
-        self._updates_between_looks = UPDATES_BETWEEN_READINGS
+        self._updates_between_checks = UPDATES_BETWEEN_READINGS
         self._updates_before = 0
         self._trained: nn.Module | None = None
         self._updates_of_epoch: int | None = None
@@ -142,7 +142,7 @@ class Training:
         states = [folder for folder, *_ in requests.states]
         try:
             requests.write_states()
-        except NonFiniteLossError as error:  # the parameters are
+        except NonFiniteLossError as error:  # a parameter is NaN or infinite, so no state was written
             failure = error
         self.reports.finish_records()
         self.control.saves.finish()
@@ -154,16 +154,17 @@ class Training:
         """Begin the run or an epoch of it: the hook, the event, and what they request."""
         state = self.parts.state
         self.control.emitter.announce(hook, event)
-        # One within an epoch is repeated after the start of the epoch, at which callbacks prepare for it.
+        # An evaluation that a stop interrupted within an epoch waits for `on_train_epoch_start`: callbacks prepare
+        # there for what they do in the epoch.
         is_too_early = event == "on_training_run_start" and state.phase is RunPhase.TRAINING
-        self.requests.act(state, repeats=not is_too_early)
+        self.requests.serve(state, repeats=not is_too_early)
         self.control.stopping.stop_if_asked()
 
     def close_part(self, phase: RunPhase) -> None:
         """Record that a part of the epoch is over, after its last callback; then serve requests and stop if asked."""
         self.parts.state.phase = phase
         self.control.stopping.end_startup()  # here, too, for loops of the user's own
-        self.requests.act(self.parts.state)
+        self.requests.serve(self.parts.state)
         self.control.stopping.stop_if_asked()
 
     # ------------------------------------------------------------------------------------------------ parts of an epoch
@@ -201,15 +202,16 @@ class Training:
             loader.set_epoch(self.data_epoch)
 
     def start_epoch(self) -> None:
-        """Start the clock of a training epoch, and agree how often the ranks agree."""
+        """Start the clock of a training epoch, and find out whether ranks must agree to stop after each update."""
         state, ranks = self.parts.state, self.parts.ranks
-        self.control.states.cut, state.is_cut = None, False
+        self.control.states.cut, state.is_cut = None, False  # an epoch that was cut goes on
         self.all_agree_after_each_update = ranks.count > 1 and ranks.any(self.may_stop_in_update())
         self.reports.epoch_clock = EpochClock(self.parts.history.current_epoch)
         if self.reports.recorder is not None:
+            # A resumed run must choose the interval that the saved one chose at its last reading of losses.
             updates = state.updates - state.updates_in_epoch % UPDATES_BETWEEN_READINGS
             self.reports.recorder.start_epoch(updates, state.samples_in_epoch, self.reports.epoch_clock)
-            self._updates_between_looks = math.gcd(self.reports.recorder.interval, UPDATES_BETWEEN_READINGS)
+            self._updates_between_checks = math.gcd(self.reports.recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def may_stop_in_update(self) -> bool:
         """Whether a callback or a hook of the user on this rank may ask to stop within an update."""
@@ -272,20 +274,21 @@ class Training:
         state, stopping = self.parts.state, self.control.stopping
         if stopping.startup_seconds is None:
             stopping.end_startup()
-        if state.updates_in_epoch % self._updates_between_looks == 0:
-            self._look_at_losses()
+        if state.updates_in_epoch % self._updates_between_checks == 0:
+            self._mark_and_read_if_due()
         if requests.evaluation or requests.states:
             # A state must not be saved behind a loss that nobody has looked at.
             self.reports.losses.look_for_non_finite()
             self.reports.report(self.reports.losses)
             with self.reports.epoch_clock.paused():
-                requests.act(state)
-        # A single process knows whether it is asked to stop. Several must exchange a message, which costs as much as a
-        # small update: after each one only if a callback may stop the run there, else about once a second.
+                requests.serve(state)
+        # A single process (`uneven` is None) knows whether it is asked to stop. Several must exchange a message, which
+        # costs as much as a small update: after each one only if a callback may stop the run there, else about once a
+        # second.
         if self.parts.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
             stopping.stop_if_asked()
 
-    def _look_at_losses(self) -> None:
+    def _mark_and_read_if_due(self) -> None:
         """End a step record if one is due, and read losses if that is due."""
         state, recorder = self.parts.state, self.reports.recorder
         if recorder is not None and state.updates_in_epoch % recorder.interval == 0:
@@ -294,7 +297,7 @@ class Training:
             self._read_losses()
             if recorder is not None:
                 recorder.grow(state.updates)
-                self._updates_between_looks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
+                self._updates_between_checks = math.gcd(recorder.interval, UPDATES_BETWEEN_READINGS)
 
     def _read_losses(self) -> None:
         self.reports.losses.read()
@@ -315,9 +318,10 @@ class Training:
             self.reports.complete_records()
             self.control.states.cut = moment_of(self.parts, is_cut=True)
         else:
-            self.parts.mode.eval()  # a cut epoch may be resumed, with the very same weights
-        trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
-        if trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):
+            # Schedule-free optimizers evaluate with other weights. A state of a cut epoch needs those of training.
+            self.parts.mode.eval()
+        has_trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
+        if has_trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):
             warn_user(self.parts.ranks, complaint)
         self.parts.history.add_timing(self.reports.epoch_clock.read())
         self._advise_on_workers()

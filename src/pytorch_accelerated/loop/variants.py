@@ -3,8 +3,8 @@
 Ranks without samples in the last update of a pass take part in what the others do together: exchanging gradients, and
 the `gather` calls of their hooks and callbacks. `docs/design/updates.md` has the reasons.
 
-A variant that changes gradients does so in `Step.complete`, with `_always_completes` set: the Hugging Face step has an
-`applying`, a `clip` and a `compute` of its own.
+A variant that changes gradients does so in `Step.complete_gradients`, with `_always_completes_gradients` set: the
+Hugging Face step has an `applying`, a `clip` and a `compute` of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RankedStep(Step):
         self._averaged: Update | None = None
         self._handles: list[Any] = []
         if self._outside:
-            self._always_completes = True
+            self._always_completes_gradients = True
             optimizers = optimizers_of(context.holder, held).values()
             raw = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
             steps = [each for each in raw if isinstance(each, torch.optim.Optimizer)]
@@ -79,12 +79,12 @@ class RankedStep(Step):
         else:
             emit(event, **kwargs)
 
-    def complete(self) -> bool:
+    def complete_gradients(self) -> bool:
         """Average the gradients outside of the model, then scale all of them to their true size."""
         if self._outside:
             self._average(list(self._outside.values()))
             self._averaged = self.micro_batch.update
-        return super().complete()
+        return super().complete_gradients()
 
     def finish(self, calls: Sequence[Call], *, is_skipped: bool) -> None:
         """Apply the update; see `Step.finish`."""

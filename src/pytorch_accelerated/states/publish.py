@@ -48,7 +48,8 @@ from pytorch_accelerated.states.verify import (
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
 
-# The states of a folder may continue others that are stored elsewhere. By folder: the serial number of the last one.
+# The highest serial number of states that were uploaded from a folder, by folder: they may be gone from the disk, and
+# what is saved next must count as newer.
 highest_serials: dict[Path, int] = {}
 
 
@@ -93,7 +94,8 @@ class StagedFolder:
                 wait(hashed)
                 entries.append(FileEntry(name, size_bytes, digest.hexdigest()))
                 flushes.append(flushing.submit(disk.flush, file))
-            # The disk may keep a name and lose its content, so the folder gets its name after all contents are there.
+            # After a power cut a file may have its name and not its content, so all contents are flushed before the
+            # folder gets its name.
             for flush in flushes:
                 flush.result()
         return entries
@@ -104,6 +106,8 @@ class StagedFolder:
         To be called before `write_files`. Links, and files whose names a manifest cannot list, are left out.
         """
         with explained(self.final, "adding its files"):
+            # `final` may hold files of this save that other code wrote there, still without a manifest. They join the
+            # unpublished files, so the folder appears whole.
             if self.final.exists() and not is_replaceable(self.final):
                 for path in self.final.iterdir():
                     disk.move(path, self.staging / path.name)
@@ -151,7 +155,7 @@ class StagedFolder:
         """
         self.write_files([(MANIFEST_NAME, [manifest])])
         with explained(self.final):
-            disk.flush_folder(self.staging)  # a power cut must not take names of files from a folder that has its own
+            disk.flush_folder(self.staging)  # else a power cut may leave a published folder without some of its files
             replaced = hidden_sibling(self.final, "replaced") if self.final.exists() else None
             # A folder can't replace another one in one step. Between these two moves nothing has the final name, but
             # the name of the old state says what it was, so a reader takes it, and the next save restores it.

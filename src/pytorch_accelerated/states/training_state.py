@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.loop.context import Asked, Context, Parts
 
 TRAINING_WEIGHTS = "training_weights"
-"""The part with the weights of the model where files of others in the folder have the name of the part ``model``."""
+"""The name of the part with the model's weights if another library's files in the folder have the name ``model``."""
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""
 _MOST_CHARACTERS = 1000  # of what describes a module
@@ -52,7 +52,9 @@ _MOST_CHARACTERS = 1000  # of what describes a module
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """Where a run is, and what changes from one event to the next. Only the weights and what steps them are left out.
+    """Where a run is, and what callbacks and the loop change at events.
+
+    Not in it, but read when the state is written: weights, optimizer, scheduler, scaler and held parts.
 
     A save takes the moment as it is. When an epoch ends before its data, its events are still emitted, and change all
     of this; the states that the run then writes are of the moment before them, so that a resume continues the epoch.
@@ -84,6 +86,7 @@ def moment_of(parts: Parts, *, is_cut: bool = False) -> Moment:
         parts: what the run works with.
         is_cut: whether the epoch ends before its data; then nothing in the moment will change any more.
     """
+    # A save encodes these states at once. Those of a cut epoch must outlive the events of its end, which change them.
     keep: Callable[[Any], Any] = copy.deepcopy if is_cut else lambda value: value
     reports, stream = parts.reports, stream_state(parts.loaders.train)
     if stream is not None and _complaint_about(stream.get("borrowed"), "the last batch"):
@@ -133,7 +136,7 @@ def save_run(
     moment = moment_of(live) if moment is None else moment
     held_now = held_parts(run.holder)
     held = held_states(held_now, warns=ranks.is_first)
-    # Rank 0 writes everything but shards, so the others send it what only they know. Weights are never sent.
+    # Rank 0 writes everything but shards, so the others send it what only they know: never the model's weights.
     own = {name: getattr(moment, name) for name in ("generators", "losses", "gradient_norms", "stream")}
     states_of_objects = {"callbacks": moment.callbacks, "held": held, "run": {"history": moment.history}}
     differences = differences_from_first(ranks, states_of_objects)
@@ -203,7 +206,8 @@ def _parts_of_run(live: Parts, asked: Asked, holder: Any, moment: Moment) -> dic
     if live.mode.has_modes:
         own["has_training_weights"] = live.mode.is_training
     if moment.position.is_cut:
-        own["ended_history"] = storable_history(live.history, live.ranks)  # with the end of the cut epoch
+        # `history` ends before the events of the cut. This one has their metrics, for readers of the run's history.
+        own["ended_history"] = storable_history(live.history, live.ranks)
     return {
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),

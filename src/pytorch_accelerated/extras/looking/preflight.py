@@ -165,7 +165,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
             save_run(trainer.run_context, scratch / "after", {})
-            trainer.run_context.control.states.load(scratch / "after", is_at_work=False)
+            trainer.run_context.control.states.load(scratch / "after", restores_position=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
         ranks.wait()
     finally:

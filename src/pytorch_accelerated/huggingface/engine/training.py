@@ -83,14 +83,14 @@ class FaceStep(Step):
         """Add the gradients of one batch, and tell the callbacks."""
         emitter, face, update = self.control.emitter, self.face, micro_batch.update
         if update is not self.micro_batch.update:  # an update begins
-            emitter.defer(face.callback_handler.fire, "on_step_begin", face)
+            emitter.call(face.callback_handler.fire, "on_step_begin", face)
             self._loss = None
             if not self.has_own_batches:
                 self._items = None if update.items is None else items_of_update(*update.items, face.args)
         self.parts.accelerator.sync_gradients = micro_batch.is_last  # scripts read it, to act once per update
         super().add(micro_batch)
         if not micro_batch.is_last:
-            emitter.defer(face.callback_handler.fire, "on_substep_end", face)
+            emitter.call(face.callback_handler.fire, "on_substep_end", face)
 
     def apply(self) -> None:
         """Apply the update, and tell the callbacks."""
@@ -103,7 +103,7 @@ class FaceStep(Step):
         state.global_step, state.epoch = position.updates, position.epochs + used / batches
         if self.training.counter.counts_tokens:
             state.num_input_tokens_seen += self.training.counter.take_tokens(self.parts.ranks)
-        emitter.defer(self.training.end_part, "on_step_end")
+        emitter.call(self.training.end_part, "on_step_end")
 
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
@@ -158,11 +158,11 @@ class FaceStep(Step):
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
         else:
             self.norms = None
-        self.control.emitter.defer(face.callback_handler.fire, "on_pre_optimizer_step", face)
+        self.control.emitter.call(face.callback_handler.fire, "on_pre_optimizer_step", face)
         # The schedule steps right after the optimizer, but the log belongs to this update.
         self.learning_rate = self._raw_optimizer.param_groups[0]["lr"]
         self.parts.optimizer.step()
-        self.control.emitter.defer(face.callback_handler.fire, "on_optimizer_step", face)
+        self.control.emitter.call(face.callback_handler.fire, "on_optimizer_step", face)
         self.reports.losses.update(self._loss)  # a log is a mean over updates, not over batches
 
     @property
