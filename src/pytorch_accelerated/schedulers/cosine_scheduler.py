@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
+from pytorch_accelerated.facts.placeholders import Placeholder, TrainerPlaceholderValues
 from pytorch_accelerated.ranks.optimizers import Optimizers, Schedules
 from pytorch_accelerated.schedulers.warmup_scheduler import DecayLrScheduler, check_above_0
+
+SchedulerT = TypeVar("SchedulerT", bound="CosineLrScheduler")
 
 
 class CosineLrScheduler(DecayLrScheduler):
@@ -55,10 +57,40 @@ class CosineLrScheduler(DecayLrScheduler):
         num_cooldown_epochs: float = 0,
     ) -> None:
         check_above_0(self, k_decay=k_decay)
-        warmup = (num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio)
-        rest = (lr_min, min_lr_ratio, *warmup, num_cooldown_epochs)
-        super().__init__(optimizer, total_num_epochs, num_update_steps_per_epoch, *rest)
+        super().__init__(
+            optimizer,
+            total_num_epochs,
+            num_update_steps_per_epoch,
+            lr_min,
+            min_lr_ratio,
+            num_warmup_epochs,
+            warmup_starting_lr,
+            warmup_starting_lr_ratio,
+            num_cooldown_epochs,
+        )
         self.k_decay = k_decay
+
+    @classmethod
+    def create_scheduler_fn(
+        cls: type[SchedulerT],
+        total_num_epochs: float | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: float | Placeholder = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float | Placeholder = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float | Placeholder = 0,
+    ) -> functools.partial[SchedulerT]:
+        """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
+
+        The arguments are those of the constructor; numbers that are known when the run starts may be left out or
+        expressed with `TrainerPlaceholderValues`.
+        """
+        lengths = (total_num_epochs, num_update_steps_per_epoch)
+        warmup = (num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio, num_cooldown_epochs)
+        return super().create_scheduler_fn(*lengths, k_decay, lr_min, min_lr_ratio, *warmup)
 
     def get_height(self, progress: float) -> float:
         """Half a cosine of the progress, bent by `k_decay`."""
@@ -76,8 +108,8 @@ def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) ->
     the opposite. Source: Smith and Topin (2017), "Super-convergence", arXiv 1708.07120.
 
     Args:
-        max_lr: the highest rate, or one for each parameter group; default: the rates that the groups have. Each
-            optimizer gets a schedule of its own.
+        max_lr: the highest rate, or one for each parameter group; default: the rates that the groups have. Each of
+            several optimizers gets a schedule of its own.
         settings: of `torch.optim.lr_scheduler.OneCycleLR`, such as ``pct_start=0.3``.
     """
     placeholders = TrainerPlaceholderValues

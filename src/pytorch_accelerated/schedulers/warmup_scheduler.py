@@ -198,9 +198,17 @@ class PolynomialLrScheduler(DecayLrScheduler):
         num_cooldown_epochs: float = 0,
     ) -> None:
         check_above_0(self, power=power)
-        warmup = (num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio)
-        rest = (lr_min, min_lr_ratio, *warmup, num_cooldown_epochs)
-        super().__init__(optimizer, total_num_epochs, num_update_steps_per_epoch, *rest)
+        super().__init__(
+            optimizer,
+            total_num_epochs,
+            num_update_steps_per_epoch,
+            lr_min,
+            min_lr_ratio,
+            num_warmup_epochs,
+            warmup_starting_lr,
+            warmup_starting_lr_ratio,
+            num_cooldown_epochs,
+        )
         self.power = power
 
     def get_height(self, progress: float) -> float:
