@@ -206,13 +206,13 @@ def test_a_manifest_cannot_name_files_outside_of_its_state(machine):
 def test_a_network_that_breaks_and_heals_loses_nothing(storage, hasty, machine):
     url = f"s3://{BUCKET}/healing"
     with pytest.warns(UserWarning, match=r"(?s)owner.txt failed .*Nothing is lost.* The next save tries again"):
-        fit(a_trainer(saver(url, storage_timeout=0.3), At(after_3=storage.stop, after_7=storage.start)), 2)
+        fit(a_trainer(saver(url, storage_timeout=3), At(after_3=storage.stop, after_7=storage.start)), 2)
     assert complete_at(url) == {"step_2", "step_4", "step_6", "step_8", "step_10", "final"}
 
 
 def test_a_network_that_stays_broken_is_an_error_at_the_end_and_the_run_is_not_lost(storage, hasty, machine):
     url = f"s3://{BUCKET}/broken"
-    trainer = a_trainer(saver(url, storage_timeout=0.3), At(after_3=storage.stop))
+    trainer = a_trainer(saver(url, storage_timeout=3), At(after_3=storage.stop))
     try:
         with pytest.warns(UserWarning, match="tries again"), pytest.raises(CheckpointError, match="Nothing") as caught:
             fit(trainer, 2)
