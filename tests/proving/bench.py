@@ -346,7 +346,7 @@ class LateUnfreeze(TrainerCallback):
 
 def half_frozen() -> nn.Module:
     model = tiny_model()
-    next(model.children()).requires_grad_(False)  # before a run: DDP on two ranks would miss it if a callback did it first
+    next(model.children()).requires_grad_(False)  # here, since DDP would not notice a callback that does so
     return model
 
 
