@@ -85,3 +85,17 @@ if (folder / "result.json").exists():
 history = train(NONE, (0.0, 0.0, SECONDS), gradient_accumulation_steps=2, epochs=2)
 assert (history.updates_done, history.slow_rank.rank, history.slow_rank.cause) == (UPDATES, 2, "data")
 assert train(ALL, NONE, record_every_n_steps=8).slow_rank is None
+
+
+class OwnPasses(Trainer):
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        loss = self.loss_func(self.model(batch[0]), batch[1])
+        self._update_loss_tracker(loss.detach(), len(batch[0]))
+        self.backward_step(loss)
+
+
+# Passes of the user's own are not looked into: nothing is known of where their ranks meet.
+trainer: Any = tiny_trainer(base=OwnPasses, seed=3)
+history = trainer.train((INPUTS, TARGETS), 1, per_device_batch_size=2)
+assert trainer.current_run.parts.reports.epoch_clock.meeting_seconds == 0
+assert all(times.others_wait == 0 for record in history.step_records for times in record.ranks)

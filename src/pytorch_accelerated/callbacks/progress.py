@@ -134,7 +134,11 @@ class ProgressBarCallback(TrainerCallback):
         size = config.train_per_device_batch_size
         options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
         batches = _batches_of_epoch(run.parts.loaders.train, config, state)
-        facts = lambda: _facts(run.parts.reports.losses, trainer.optimizer, run.parts.reports.epoch_clock.read())  # noqa: E731
+        reports = run.parts.reports
+
+        def facts() -> dict[str, str]:
+            return _facts(reports.losses, trainer.optimizer, reports.epoch_clock.read())
+
         self._start_pass(trainer, f"epoch {epoch}{last}", batches, read_facts=facts, **options)
 
     def on_train_step_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -57,7 +57,7 @@ def at_work(context: Context) -> Iterator[Context]:
         control.is_at_work = True
         # In reverse order; each is done whatever happens in those before: a second Ctrl-C, or torch's report of a
         # dead loader process, can come at any moment.
-        cleaning_up.callback(setattr, context.control, "is_at_work", False)
+        cleaning_up.callback(setattr, control, "is_at_work", False)
         cleaning_up.callback(lambda: close_loader(parts.loaders.train))
         cleaning_up.callback(_close_eval_loaders, parts.loaders)
         cleaning_up.callback(_release, context)
@@ -76,7 +76,7 @@ def at_work(context: Context) -> Iterator[Context]:
                 updates = parts.state.updates
                 add_place(exception, f"epoch {parts.history.current_epoch}, after {updates} updates of the run")
             show_note(exception)
-            error = _explained(context.parts, saves, exception)
+            error = _explained(parts, saves, exception)
             _tell_of(control.emitter, error)
             if error is exception:
                 raise

@@ -40,7 +40,7 @@ class Step:
 
     Attributes:
         micro_batch: the current batch.
-        backward_began: when its backward pass began, by `time.perf_counter`.
+        backward_began: when its backward pass began, by `time.perf_counter`; None in passes of the user's own.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Step:
         self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
         self.reports = context.parts.reports
         self.micro_batch = _NO_BATCH
-        self.backward_began = 0.0
+        self.backward_began: float | None = None
         self.late_counts = LateCounts(context.parts.ranks)
         self._checks_size = True
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
@@ -69,7 +69,7 @@ class Step:
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch of an update."""
         parts = self.parts
-        self.micro_batch = micro_batch
+        self.micro_batch, self.backward_began = micro_batch, None
         # With an empty rank, always: it answers the `gather` calls of the others until all have emitted the event.
         if micro_batch.has_empty_rank or parts.callbacks.acts_at["on_train_step_start"]:
             self.emit_of_batch("on_train_step_start")

@@ -60,7 +60,7 @@ class RankedStep(Step):
         else:
             super().add(micro_batch)
         # The backward pass exchanges gradients. The host of a GPU does not wait for that.
-        if micro_batch.is_last and self.parts.ranks.device.type == "cpu":
+        if micro_batch.is_last and self.backward_began is not None and self.parts.ranks.device.type == "cpu":
             self.parts.reports.epoch_clock.meeting_seconds += time.perf_counter() - self.backward_began
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
