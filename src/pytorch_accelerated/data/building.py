@@ -25,6 +25,7 @@ from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import divides_itself, is_stateful_loader
 from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import leaves
 from pytorch_accelerated.ranks.accelerators import send_to_device
 from pytorch_accelerated.ranks.compat.accelerate import given_loader
@@ -188,7 +189,7 @@ def distribute_loader(
     *,
     seed: int,
     saved_seed: int | None = None,
-    accumulation_steps: int,
+    accumulation: Accumulation,
     is_sharded: bool = False,
 ) -> RunLoader:
     """This rank's part of the user's `loader`. Must be called by all ranks.
@@ -198,7 +199,7 @@ def distribute_loader(
         ranks: the processes.
         seed: of the order of the rows, if the loader has no seed of its own.
         saved_seed: the seed in a resumed run, whatever generators are like now.
-        accumulation_steps: batches of an update.
+        accumulation: batches of a rank per update.
         is_sharded: whether the loader already yields only this rank's rows, which is known of litdata, Ray Data,
             MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns.
 
@@ -216,7 +217,7 @@ def distribute_loader(
     own_seed = ranks.from_first(drawn_seed(loader))
     seed = next(each for each in (saved_seed, own_seed, seed) if each is not None)
     feed = device_feed(ranks.device, send_to_device)
-    settings: dict[str, Any] = {"seed": seed, "accumulation_steps": accumulation_steps, "feed": feed}
+    settings: dict[str, Any] = {"seed": seed, "accumulation": accumulation, "feed": feed}
     is_torch_loader = isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or is_stateful_loader(loader)
     )

@@ -23,6 +23,7 @@ from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher, Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import ItemWeights, MicroBatch, Round, RunLoader, Update
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.seeding import seeds_of_batches
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -54,7 +55,7 @@ class PlannedLoader(RunLoader):
     def count_updates(self) -> int:
         # `num_batches` may know only an earlier epoch of a user's sampler; this reads it for the current one.
         self._orders.sizes(self._epoch, is_exact=True)
-        return -(-self.num_batches // self._accumulation_steps)
+        return self.accumulation.updates(self.num_batches)
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
         self._orders.leave_out(left_out)
@@ -157,7 +158,7 @@ class PlannedLoader(RunLoader):
             yield Request(rows.tolist() if is_tensor else rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
-        ranks, steps = self._ranks.count, self._accumulation_steps
+        ranks, steps = self._ranks.count, self.accumulation
         if order.batch_sizes is not None:
             return BatchListPlan(order.batch_sizes, ranks, steps)
         assert self.batch_size is not None
@@ -166,6 +167,6 @@ class PlannedLoader(RunLoader):
     def _rounds(self, order: EpochOrder) -> Iterator[Window]:
         size, ranks = len(order.indices), self._ranks.count
         if order.batch_sizes is not None:
-            return BatchListPlan(order.batch_sizes, ranks, accumulation_steps=1).windows()
+            return BatchListPlan(order.batch_sizes, ranks, Accumulation()).windows()
         assert self.batch_size is not None
         return evaluation_rounds(size, batch_size=self.batch_size, ranks=ranks, drop_last=self.drop_last)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.seeding import mixed_seed
 
 
@@ -63,21 +64,21 @@ def cut(start: int, total: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell,
 class TrainingPlan:
     """How an epoch of `size` samples is cut into updates.
 
-    An update takes the next ``batch_size * ranks * accumulation_steps`` samples. The last one of the epoch takes the
+    An update takes the next ``batch_size * ranks`` samples for each of its batches. The last one of the epoch takes the
     rest, in as few batches as possible, evenly. Every rank runs the same number of batches.
 
     Args:
         size: samples in the epoch, over all ranks.
         batch_size: samples of a batch on one rank.
         ranks: number of ranks.
-        accumulation_steps: batches of one rank per update.
+        accumulation: batches of one rank per update.
         drop_last: omit the last samples if they do not fill a batch on every rank.
     """
 
     size: int
     batch_size: int
     ranks: int
-    accumulation_steps: int
+    accumulation: Accumulation
     drop_last: bool = False
 
     @property
@@ -89,10 +90,11 @@ class TrainingPlan:
     def windows(self, start: int = 0, max_batches: int = sys.maxsize) -> Iterator[Window]:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         per_round = self.batch_size * self.ranks
-        per_update = per_round * self.accumulation_steps
         end = min(self.size, self.num_batches * per_round, start + max_batches * per_round)
-        while start < end:
-            size = min(per_update, end - start)
+        for most in self.accumulation.sizes(start // per_round):
+            size = min(most * per_round, end - start)
+            if size <= 0:
+                return
             rounds = -(-size // per_round)  # the last update has as few as its rest needs
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))
@@ -113,7 +115,7 @@ def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool
     if drop_last:
         size, rest = size - rest, 0
     shared = full + rest if 0 < rest < ranks and size > full and batch_size > 1 else rest
-    rounds = TrainingPlan(size - shared, batch_size, ranks, accumulation_steps=1).windows()
+    rounds = TrainingPlan(size - shared, batch_size, ranks, Accumulation()).windows()
     if not shared:
         return rounds
     last = cut(size - shared, shared, rounds=-(-shared // full), ranks=ranks)
@@ -131,12 +133,12 @@ class BatchListPlan:
     Args:
         sizes: samples in each batch, in order; 0 where a rank has none while another rank has some.
         ranks: number of ranks.
-        accumulation_steps: batches of one rank per update.
+        accumulation: batches of one rank per update.
     """
 
     sizes: Sequence[int]
     ranks: int
-    accumulation_steps: int
+    accumulation: Accumulation
 
     @property
     def num_batches(self) -> int:
@@ -150,11 +152,14 @@ class BatchListPlan:
         while first % self.ranks and first < len(self.sizes) and not self.sizes[first]:
             first += 1
         last = min(len(self.sizes), first + max(0, max_batches) * self.ranks)
-        per_update = self.ranks * self.accumulation_steps
-        for begin in range(first, last, per_update):
-            end = min(begin + per_update, last)
+        begin = first
+        for most in self.accumulation.sizes(first // self.ranks):
+            if begin >= last:
+                return
+            end = min(begin + most * self.ranks, last)
             borrowed = Cell(begins[begin], 0)
             cells = [Cell(begins[i], self.sizes[i]) if self.sizes[i] else borrowed for i in range(begin, end)]
             cells += [borrowed] * (-len(cells) % self.ranks)
             rounds = tuple(tuple(cells[i : i + self.ranks]) for i in range(0, len(cells), self.ranks))
             yield Window(begins[begin], begins[end] - begins[begin], rounds)
+            begin = end

@@ -18,6 +18,7 @@ from pytorch_accelerated.data.counting import Counter, has_ignored
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -104,7 +105,7 @@ class RunLoader(ABC):
         source: the user's loader.
         ranks: the processes.
         seed: of everything random about the batches.
-        accumulation_steps: batches of a rank per update.
+        accumulation: batches of a rank per update; an attribute too.
         feed: moves host batches to the trainer's device.
 
     Attributes:
@@ -128,7 +129,7 @@ class RunLoader(ABC):
     _fetcher: Any
 
     def __init__(
-        self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation_steps: int, feed: DeviceFeed
+        self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation: Accumulation, feed: DeviceFeed
     ) -> None:
         self.source = source
         self.dataset: Any = getattr(source, "dataset", None)
@@ -138,7 +139,7 @@ class RunLoader(ABC):
         self.waiting = WaitingTime()  # an object, which limited copies of this loader share
         self.seed = seed
         self._ranks = ranks
-        self._accumulation_steps = accumulation_steps
+        self.accumulation = accumulation
         self._feed = feed
         self._epoch = 0
 
@@ -198,7 +199,7 @@ class RunLoader(ABC):
     @property
     def num_updates(self) -> int | None:
         """Updates of one training pass; None if unknown."""
-        return None if self.num_batches is None else -(-self.num_batches // self._accumulation_steps)
+        return None if self.num_batches is None else self.accumulation.updates(self.num_batches)
 
     def count_updates(self) -> int | None:
         """Updates of a training pass in the current epoch; None if unknown. Must be called by all ranks."""

@@ -150,17 +150,17 @@ class CheckpointStates(States):
 
     def _position(self, updates: int) -> RunState:
         """The position after so many updates of this run's size."""
-        config, per_epoch = self.parts.config, self.parts.loaders.train.num_updates
+        config, train = self.parts.config, self.parts.loaders.train
+        per_epoch = train.num_updates
         per_update = 1 if config is None else config.train_total_batch_size or 1
         epochs, rest = divmod(updates, per_epoch) if per_epoch else (0, updates)
         if not rest and updates:
             return RunState(epochs=epochs, updates=updates, phase=RunPhase.EPOCH_CLOSED)
-        batches = rest * (self.asked.settings.gradient_accumulation_steps or 1)
         return RunState(
             epochs=epochs,
             updates=updates,
             updates_in_epoch=rest,
-            batches_in_epoch=batches,
+            batches_in_epoch=train.accumulation.batches(rest),
             samples_in_epoch=rest * per_update,
         )
 

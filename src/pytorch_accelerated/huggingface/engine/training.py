@@ -99,7 +99,7 @@ class FaceStep(Step):
         self.samples_used += self.micro_batch.update.samples
         batches, state, position = self.training.batches_of_epoch, face.state, self.parts.state
         # The last update of an epoch may have fewer batches than the others, and the epoch must not seem to be over.
-        used = min(position.updates_in_epoch * face.args.gradient_accumulation_steps, batches)
+        used = min(self.parts.loaders.train.accumulation.batches(position.updates_in_epoch), batches)
         state.global_step, state.epoch = position.updates, position.epochs + used / batches
         if self.training.counter.counts_tokens:
             state.num_input_tokens_seen += self.training.counter.take_tokens(self.parts.ranks)
@@ -138,7 +138,8 @@ class FaceStep(Step):
         is_share = self.face.loss_is_scaled_for_ga
         if is_share is None and num_items_in_batch is not None and self.face.counts_items:
             is_share = True
-            self._check_scale()
+            if not self._has_checked_scale:
+                self._check_scale()
         # The loader doesn't know the sizes of some batches; then each batch of an update counts the same.
         weight = 1 / micro_batch.update.samples if micro_batch.weight is None else micro_batch.weight
         return loss if is_share or weight == 1 else loss * weight
@@ -180,8 +181,9 @@ class FaceStep(Step):
 
     def _check_scale(self) -> None:
         """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
-        steps, compute_loss = self.asked.settings.gradient_accumulation_steps, self.face.compute_loss
-        if not self._has_checked_scale and steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
+        compute_loss, self._has_checked_scale = self.face.compute_loss, True
+        steps = self.parts.loaders.train.accumulation.batches(1)
+        if steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
             warn_user(
                 self.parts.ranks,
                 f"{type(self.face).__name__}.compute_loss does not divide by `num_items_in_batch`, the number of "
@@ -189,7 +191,6 @@ class FaceStep(Step):
                 f"batches is {steps} times their mean, as in transformers. Divide by it, or set `loss_is_scaled_for_ga "
                 "= False` in the class: the loss is a mean then, and is weighted.",
             )
-        self._has_checked_scale = True
 
     def own_batches(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The batches that an overridden `get_batch_samples` returns for each update, and whose items it counts."""
@@ -349,8 +350,8 @@ class FaceTraining(Training):
         """The batches of the current epoch that are left, until a callback ends it."""
         batches = super().batches(loader)
         # A stream without an end is the only epoch of its run.
-        of_run = self.face.state.max_steps * self._args.gradient_accumulation_steps
-        self.batches_of_epoch = self.parts.loaders.train.num_batches or of_run
+        train = self.parts.loaders.train
+        self.batches_of_epoch = train.num_batches or train.accumulation.batches(self.face.state.max_steps)
         return batches
 
     def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

@@ -1,0 +1,43 @@
+"""How the batches of an epoch are cut into updates."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """How many batches of a rank each update of an epoch has, but for the last, which takes the rest.
+
+    Everybody else asks: another rule than the same number for all, such as a schedule, would be written here alone.
+
+    Args:
+        steps: batches of a rank per update.
+    """
+
+    steps: int = 1
+
+    @classmethod
+    def of(cls, arguments: Any) -> Accumulation:
+        """What a run's settings, its config or the arguments of the Hugging Face trainer ask for."""
+        return cls(arguments.gradient_accumulation_steps or 1)
+
+    @property
+    def is_always_one(self) -> bool:
+        """Whether no update has a second batch."""
+        return self.steps == 1
+
+    def sizes(self, batches_done: int = 0) -> Iterator[int]:
+        """The batches of each update, without end, after so many batches of the epoch."""
+        return itertools.repeat(self.steps)
+
+    def batches(self, updates: int) -> int:
+        """The batches in the first `updates` updates of an epoch."""
+        return updates * self.steps
+
+    def updates(self, batches: int) -> int:
+        """The updates of an epoch with so many batches."""
+        return -(-batches // self.steps)
