@@ -121,6 +121,7 @@ _NATIVE = {
     "accelerator_config": "always: every row is used exactly once",
     "fsdp": "torch's `fully_shard(model)`",
     "fsdp_config": "arguments of `fully_shard`",
+    "deepspeed": "`Trainer(accelerator=Accelerator(deepspeed_plugin=...))`",
     "project": "`TrackerCallback(project=...)`",
 }
 _SEQ2SEQ_HEAD = """\

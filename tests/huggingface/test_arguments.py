@@ -58,6 +58,7 @@ def make(**arguments: Any) -> TrainingArguments:
 def another_value(name: str) -> Any:
     """A value that differs from the default."""
     given: dict[str, Any] = {"fsdp": "full_shard", "fsdp_config": {"reshard_after_forward": False}}
+    given["deepspeed"] = {"zero_optimization": {"stage": 2}}
     given["accelerator_config"] = rules.AcceleratorConfig(non_blocking=True).to_dict()
     if name in given:
         return given[name]

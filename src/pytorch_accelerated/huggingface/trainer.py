@@ -187,7 +187,7 @@ class Trainer(TrainerHooks):
         self.callback_handler = CallbackHandler(every, self.model, processing_class, *optimizers)
         is_placed = args.place_model_on_device
         # Sharding moves the parts of a model itself, and quantized or dispatched models can't be moved.
-        stays = self.is_fsdp_enabled or knowledge.has_own_place(self.model)
+        stays = self.is_fsdp_enabled or self.args.deepspeed is not None or knowledge.has_own_place(self.model)
         self.place_model_on_device = not stays if is_placed is None else is_placed
         self._engine = Engine(self, optimizers, **parallel.native_arguments(self.args))
         self._make_model_ready()

@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
 from numbers import Real
-from os import PathLike, fspath
+from os import PathLike, environ, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from pytorch_accelerated.huggingface.arguments.fields import OptimizerNames as O
 from pytorch_accelerated.huggingface.arguments.fields import ParallelMode as ParallelMode
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy as SaveStrategy
 from pytorch_accelerated.huggingface.arguments.fields import SchedulerType as SchedulerType
-from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp
+from pytorch_accelerated.huggingface.arguments.parallel import check_fsdp, deepspeed
 from pytorch_accelerated.ranks.accelerators import process_state
 from pytorch_accelerated.states.disk import working_folder
 
@@ -38,10 +38,9 @@ logger = logging.getLogger("pytorch_accelerated.huggingface")
 _READ_BY_SCRIPTS: dict[str, Callable[[TrainingArguments], Any]] = {
     "_n_gpu": lambda args: args.n_gpu,
     "_setup_devices": lambda args: args.device,
-    "deepspeed_plugin": lambda args: None,
     "framework": lambda args: "pt",
     "fsdp_plugin_args": lambda args: None,
-    "hf_deepspeed_config": lambda args: None,
+    "hf_deepspeed_config": lambda args: args.deepspeed_plugin and args.deepspeed_plugin.hf_ds_config,
     "mixed_precision": lambda args: "fp16" if args.fp16 else "bf16" if args.bf16 else "no",
 }
 
@@ -89,6 +88,8 @@ class TrainingArguments(Arguments):
         self._made_in = working_folder()  # to which relative paths belong, whatever becomes of it
         complete(self)
         self.check()
+        # Models that are made from now on, before there is a Trainer, look for it.
+        self.deepspeed_plugin: Any = None if self.deepspeed is None else deepspeed().plugin_of(self)
 
     def check(self) -> None:
         """Reject values that cannot work, and make strings members of their enums, unless nothing has changed.
@@ -339,6 +340,8 @@ def read_values(args: Arguments) -> None:
 
 def _fill_in_what_follows(args: Arguments) -> None:
     """Fill in defaults that depend on other arguments."""
+    if args.deepspeed is None and environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        args.deepspeed = deepspeed().config_of_launcher()
     if args.accelerator_config is None:
         args.accelerator_config = rules.AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
     if args.eval_strategy == IntervalStrategy.STEPS and args.eval_steps is None:
@@ -439,6 +442,8 @@ def _about_pairs(args: Arguments) -> Iterator[str]:
                 f"no effect: set `{needed}`, or leave `{name}` out"
             )
     yield from check_fsdp(args)
+    if args.deepspeed is not None:
+        yield from deepspeed().complaints(args)
 
 
 def _is_multiple(larger: float, smaller: float | None) -> bool:

@@ -295,6 +295,9 @@ class Arguments:
         kind=rules.A_DICT_OR_FILE,
         needs="fsdp",
     )
+    deepspeed: dict[str, Any] | str | None = argument(
+        None, "DeepSpeed's config, as JSON or a path.", kind=rules.A_DICT_OR_FILE
+    )
 
     # Other names, most of them from older scripts
     activation_checkpointing: bool = other_name("gradient_checkpointing", False)
@@ -319,7 +322,6 @@ class Arguments:
     trackio_space_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_bucket_id: str | None = unsupported(None, _OTHER_TRACKER)
     trackio_static_space_id: str | None = unsupported(None, _OTHER_TRACKER)
-    deepspeed: dict[str, Any] | str | None = unsupported(None, "Shard the model with `fsdp`.")
     eval_use_gather_object: bool = unsupported(False, "Objects are gathered as they are.", also=(True,))
     save_on_each_node: bool = unsupported(False, "Save to a folder that all machines share.")
     enable_jit_checkpoint: bool = unsupported(False, "A signal leads to a checkpoint anyway.", also=(True,))

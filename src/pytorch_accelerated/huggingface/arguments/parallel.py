@@ -54,7 +54,13 @@ def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]
         "cpu": args.use_cpu,
         "timeout": args.ddp_timeout_delta,
         "ddp_options": {name: value for name, value in options.items() if value is not None},
+        **({} if args.deepspeed is None else {"deepspeed_plugin": deepspeed().checked_plugin(args)}),
     }
+
+
+def deepspeed() -> Any:
+    """What knows DeepSpeed's config."""
+    return require("pytorch_accelerated.extras.deepspeed.config", needed_by="`deepspeed`")
 
 
 def refuse_processes(args: TrainingArguments) -> None:

@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments
+from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments, deepspeed
 from pytorch_accelerated.huggingface.checkpoints.states import CheckpointStates, read_trainer_state
 from pytorch_accelerated.huggingface.engine.optimizing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
@@ -166,7 +166,10 @@ class Engine(NativeTrainer):
         return self._face.count_items(batch)  # type: ignore[no-any-return]
 
     def create_scheduler(self) -> Any:
-        return self._face.lr_scheduler  # made with the optimizer
+        face = self._face
+        if face.lr_scheduler is None and face.args.deepspeed is not None:
+            face.lr_scheduler = deepspeed().schedule_of(face, self.optimizer)
+        return face.lr_scheduler  # made with the optimizer
 
     def calculate_predict_batch_outputs(self, batch: Any) -> Any:
         assert self._evaluate_batch is not None
@@ -187,7 +190,8 @@ class Engine(NativeTrainer):
         loaders.train = distributed(context, loaders.train, loaders.train_kwargs)
         max_steps = self.training.plan(loaders.train)
         context.asked.settings = dataclasses.replace(context.asked.settings, max_num_train_steps=max_steps)
-        face.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        if face.args.deepspeed is None or not deepspeed().prepare(face, max_steps):
+            face.create_optimizer_and_scheduler(num_training_steps=max_steps)
         self.optimizer = face.optimizer
         check_optimizer_of(context)
         refuse_foreign_schedule(face.optimizer, face.lr_scheduler)

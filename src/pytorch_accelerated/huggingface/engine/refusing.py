@@ -12,6 +12,7 @@ from torch import nn
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
+from pytorch_accelerated.huggingface.arguments.parallel import deepspeed
 from pytorch_accelerated.huggingface.events import is_ours
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.accelerators import send_to_device
@@ -106,6 +107,8 @@ def complaints_about_parts(
         complaints.append("`optimizers` and `optimizer_cls_and_kwargs` both give an optimizer: leave one out")
     if optimizer is not None:
         check_optimizer(optimizer, (), has_own_step=True)  # its parameters are checked when it trains
+    if args.deepspeed is not None:
+        complaints += deepspeed().complaints_about_parts(args, *optimizers)
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         complaints.append("`args.metric_for_best_model` must be provided, because `save_strategy` is 'best'")
     return complaints
@@ -119,11 +122,9 @@ def refuse(complaints: list[str]) -> NoReturn:
 
 # Attributes of features that aren't in use, and their values.
 _NOT_IN_USE = {
-    "deepspeed": None,
     "hp_name": None,
     "hp_search_backend": None,
     "hub_model_id": None,
-    "is_deepspeed_enabled": False,
     "is_distributed_loading_by_transformers": False,
     "is_fsdp_xla_enabled": False,
     "is_fsdp_xla_v1_enabled": False,
@@ -146,6 +147,10 @@ READ_BY_SCRIPTS: dict[str, Callable[[Any], Any]] = {
     **{name: _always(value) for name, value in _NOT_IN_USE.items()},
     "current_flos": lambda trainer: trainer._engine.training.counter.flos if trainer.is_in_train else 0,
     "current_gradient_accumulation_steps": lambda trainer: trainer._engine.batches_of_update,
+    "deepspeed": lambda trainer: (
+        trainer.model_wrapped if trainer.is_deepspeed_enabled and trainer.is_in_train else None
+    ),
+    "is_deepspeed_enabled": lambda trainer: trainer.args.deepspeed is not None,
     "tokenizer": lambda trainer: trainer.processing_class,
     "_memory_tracker": _always(_NO_MEMORY_TRACKER),
     "_get_learning_rate": lambda trainer: lambda: trainer.get_learning_rates()[0],

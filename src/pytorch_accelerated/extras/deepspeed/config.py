@@ -1,0 +1,283 @@
+"""DeepSpeed's config in `TrainingArguments(deepspeed=...)`: its checks, and the values that its "auto" stands for.
+
+A config is read by paths, such as ``"zero_optimization.stage"``. The config as the user wrote it is never changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pytorch_accelerated.errors import ConfigurationError, LaunchError
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.huggingface import SchedulerType
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface import Trainer, TrainingArguments
+
+AUTO = "auto"
+# By path in the config: the value that "auto" stands for, and its source in words, or "" if any other value is fine.
+Values = dict[str, tuple[Any, str]]
+
+_SECTIONS = ("fp16", "bf16", "optimizer", "scheduler", "zero_optimization")
+_STAGES = (0, 1, 2, 3)
+# Names of `lr_scheduler_type` with the same shape. The default is taken for left out, whatever the config says.
+_SCHEDULES = {
+    "WarmupLR": SchedulerType.CONSTANT_WITH_WARMUP,
+    "WarmupDecayLR": SchedulerType.LINEAR,
+    "WarmupCosineLR": SchedulerType.COSINE,
+}
+_ADAMS = ("adamw_torch", "adamw_torch_fused")
+# The engine has its own ways of exchanging gradients, and its own batch size.
+_REPLACED = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
+_DONT_GO_WITH = ("fsdp", "auto_find_batch_size", *_REPLACED)
+# Of other stages, these are ignored.
+_OF_STAGE_3 = "zero_optimization.stage3_"
+
+
+def complaints(args: TrainingArguments) -> Iterator[str]:
+    """What cannot work in the config, alone or together with other arguments."""
+    config: Any = args.deepspeed
+    for name in _SECTIONS:
+        if not isinstance(config.get(name, {}), Mapping):
+            yield f"`deepspeed` has {name}: {config[name]!r}: give a dict"
+            return
+    stage = _found(config, "zero_optimization.stage")
+    if stage is not None and (stage not in _STAGES or isinstance(stage, bool)):
+        yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give 0, 1, 2 or 3"
+    for name in _DONT_GO_WITH:
+        if value := getattr(args, name):
+            yield f"`{name}` is {value!r}, but `deepspeed` is given, which doesn't go with it: leave one out"
+    yield from _about_optimizer(args, config)
+    yield from _about_schedule(args, config)
+    yield from _contradictions(config, _values_of_arguments(args))
+
+
+def complaints_about_parts(args: TrainingArguments, optimizer: Any, schedule: Any) -> Iterator[str]:
+    """What cannot work in the config together with what the Trainer is given, and with the number of processes."""
+    config: Any = args.deepspeed
+    for section, part in (("optimizer", optimizer), ("scheduler", schedule)):
+        if part is not None and section in config:
+            kind = _found(config, f"{section}.type")
+            yield (
+                f"`deepspeed` has {section}.type: {kind!r}, and the Trainer is given a {type(part).__name__}: "
+                "leave one out"
+            )
+    yield from _contradictions(config, _values_of_processes(args))
+
+
+def config_of_launcher() -> dict[str, Any]:
+    """The config that `accelerate launch` describes in the environment."""
+    config: dict[str, Any] = _utils().DeepSpeedPlugin().deepspeed_config
+    config.pop("steps_per_print")  # infinite, which JSON doesn't know
+    return config
+
+
+def plugin_of(args: TrainingArguments) -> Any:
+    """accelerate's plugin, with the values of all arguments in its config.
+
+    With transformers, that is one of its own, which its models look for while they are made: as long as it lives, ZeRO
+    3 divides their weights over the ranks.
+    """
+    if find_spec("transformers") and find_spec("deepspeed"):
+        room = require("transformers.integrations", needed_by="`deepspeed`")
+    else:
+        room = require("accelerate.utils.deepspeed", needed_by="`deepspeed`")
+    config = room.HfDeepSpeedConfig(copy.deepcopy(args.deepspeed))
+    config.config.setdefault("zero_optimization", {}).setdefault("stage", 0)
+    config.set_stage_and_offload()
+    _fill(config.config, args, {**_values_of_arguments(args), **_values_of_processes(args)})
+    return _utils().DeepSpeedPlugin(hf_ds_config=config)
+
+
+def checked_plugin(args: TrainingArguments) -> Any:
+    """The plugin of the arguments, in a process in which DeepSpeed can begin.
+
+    Raises:
+        LaunchError: without a launcher.
+        MissingDependencyError: without DeepSpeed.
+    """
+    require("deepspeed", needed_by="`deepspeed`")
+    if "LOCAL_RANK" not in os.environ:
+        raise LaunchError(
+            "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs for a single "
+            "process, too. Start it with: torchrun --nproc-per-node 1 your_script.py"
+        )
+    return args.deepspeed_plugin
+
+
+def prepare(face: Trainer, num_training_steps: int) -> bool:
+    """Fill in what only a run knows. Returns whether DeepSpeed makes the optimizer.
+
+    Raises:
+        ConfigurationError: if a value contradicts the run, or follows from nothing.
+    """
+    config = face.args.hf_deepspeed_config.config  # type: ignore[attr-defined]  # of the plugin
+    fill_in(config, face.args, face.model, num_training_steps)
+    if "optimizer" in config:
+        face.optimizer = _utils().DummyOptim([each for each in face.model.parameters() if each.requires_grad])
+        face.lr_scheduler = None  # made once there is an optimizer
+        return True
+    if "scheduler" in config:
+        face.lr_scheduler = make_schedule(config, face.create_optimizer())
+    return False
+
+
+def schedule_of(face: Trainer, optimizer: Any) -> Any:
+    """The schedule of the config, or else of the arguments, for the optimizer that DeepSpeed has made."""
+    config = face.args.hf_deepspeed_config.config  # type: ignore[attr-defined]  # of the plugin
+    return make_schedule(config, optimizer) or face.create_scheduler(face.state.max_steps, optimizer)
+
+
+def make_schedule(config: Mapping[str, Any], optimizer: Any) -> Any:
+    """The schedule that the config names, one of DeepSpeed's; None if it names none.
+
+    Raises:
+        ConfigurationError: if DeepSpeed has none of this name, or doesn't take its settings.
+    """
+    kind = _found(config, "scheduler.type")
+    if kind is None:
+        return None
+    room = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
+    settings = dict(_found(config, "scheduler.params") or {})
+    if kind not in room.VALID_LR_SCHEDULES:
+        names = ", ".join(room.VALID_LR_SCHEDULES)
+        raise ConfigurationError(f"`deepspeed` has scheduler.type: {kind!r}: give one of {names}, or leave it out.")
+    try:
+        return getattr(room, kind)(optimizer, **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"`deepspeed` has scheduler.params: {settings!r}, which {kind} refuses: {error}."
+        ) from error
+
+
+def fill_in(config: dict[str, Any], args: TrainingArguments, model: Any, num_training_steps: int) -> None:
+    """Fill in all values that follow from arguments, model and length of a run.
+
+    Raises:
+        ConfigurationError: if one contradicts them, or follows from nothing.
+    """
+    values = _values_of_length(args, num_training_steps)
+    wrong = list(_contradictions(args.deepspeed, values))
+    values |= _values_of_arguments(args) | _values_of_processes(args) | _values_of_model(model, config)
+    _fill(config, args, values)
+    wrong += [
+        f"`deepspeed` has {path}: {AUTO!r}, which follows from no argument, nor from this {type(model).__name__}: give "
+        "a value, or leave it out"
+        for path in _paths_of_auto(config)
+        if not path.startswith(_OF_STAGE_3) or _found(config, "zero_optimization.stage") == 3
+    ]
+    if wrong:
+        raise ConfigurationError(f"DeepSpeed cannot begin: {'; '.join(wrong)}.")
+
+
+def _utils() -> Any:
+    return require("accelerate.utils", needed_by="`deepspeed`")
+
+
+def _about_optimizer(args: TrainingArguments, config: Any) -> Iterator[str]:
+    if "optimizer" not in config:
+        return
+    kind, optim = _found(config, "optimizer.type"), str(args.optim)
+    if not isinstance(kind, str):
+        yield f"`deepspeed` has optimizer.type: {kind!r}: give a name, such as 'AdamW', or leave the section out"
+    elif optim not in _ADAMS:
+        yield f"`deepspeed` has optimizer.type: {kind!r}, but `optim` is {optim!r}: leave one out"
+    if args.optim_args:
+        yield f"`deepspeed` has optimizer.type: {kind!r}, but `optim_args` is {args.optim_args!r}: leave one out"
+
+
+def _about_schedule(args: TrainingArguments, config: Any) -> Iterator[str]:
+    if "scheduler" not in config:
+        return
+    kind, given = _found(config, "scheduler.type"), args.lr_scheduler_type
+    if not isinstance(kind, str):
+        yield f"`deepspeed` has scheduler.type: {kind!r}: give a name, such as 'WarmupLR', or leave the section out"
+    elif given not in (SchedulerType.LINEAR, _SCHEDULES.get(kind)):
+        yield f"`deepspeed` has scheduler.type: {kind!r}, but `lr_scheduler_type` is {str(given)!r}: leave one out"
+    if args.lr_scheduler_kwargs:
+        other = args.lr_scheduler_kwargs
+        yield f"`deepspeed` has scheduler.type: {kind!r}, but `lr_scheduler_kwargs` is {other!r}: leave one out"
+
+
+def _values_of_arguments(args: TrainingArguments) -> Values:
+    return {
+        "train_micro_batch_size_per_gpu": (args.per_device_train_batch_size, "`per_device_train_batch_size`"),
+        "gradient_accumulation_steps": (args.gradient_accumulation_steps, "`gradient_accumulation_steps`"),
+        "gradient_clipping": (args.max_grad_norm or 0.0, "`max_grad_norm`"),
+        "optimizer.params.lr": (args.learning_rate, "`learning_rate`"),
+        "optimizer.params.betas": ([args.adam_beta1, args.adam_beta2], "[`adam_beta1`, `adam_beta2`]"),
+        "optimizer.params.eps": (args.adam_epsilon, "`adam_epsilon`"),
+        "optimizer.params.weight_decay": (args.weight_decay, "`weight_decay`"),
+        "scheduler.params.warmup_min_lr": (0, ""),
+        "scheduler.params.warmup_max_lr": (args.learning_rate, "`learning_rate`"),
+        "fp16.enabled": (args.fp16, "`fp16`"),
+        "bf16.enabled": (args.bf16, "`bf16`"),
+    }
+
+
+def _values_of_processes(args: TrainingArguments) -> Values:
+    total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    source = f"{args.world_size} processes x `per_device_train_batch_size` x `gradient_accumulation_steps`"
+    return {"train_batch_size": (total, source)}
+
+
+def _values_of_length(args: TrainingArguments, num_training_steps: int) -> Values:
+    warmup = max(1, args.get_warmup_steps(num_training_steps))  # DeepSpeed takes no 0
+    return {
+        "scheduler.params.total_num_steps": (num_training_steps, "the number of updates of the run"),
+        "scheduler.params.warmup_num_steps": (warmup, "the warmup by `warmup_steps`"),
+    }
+
+
+def _values_of_model(model: Any, config: Any) -> Values:
+    """Sizes of buckets that follow from the width of the model."""
+    size = _hidden_size(getattr(model, "config", None))
+    if size is None:
+        return {}
+    values: Values = {"zero_optimization.reduce_bucket_size": (size * size, "")}
+    if _found(config, "zero_optimization.stage") == 3:
+        values[f"{_OF_STAGE_3}prefetch_bucket_size"] = (int(0.9 * size * size), "")
+        values[f"{_OF_STAGE_3}param_persistence_threshold"] = (10 * size, "")
+    return values
+
+
+def _hidden_size(config: Any) -> int | None:
+    for each in (config, getattr(config, "text_config", None)):
+        if size := getattr(each, "hidden_size", None) or max(getattr(each, "hidden_sizes", None) or [0]):
+            return int(size)
+    return None
+
+
+def _contradictions(config: Any, values: Values) -> Iterator[str]:
+    for path, (value, source) in values.items():
+        given = _found(config, path)
+        given = list(given) if isinstance(given, tuple) else given
+        if source and given not in (None, AUTO, value):
+            yield f"`deepspeed` has {path}: {given!r}, but {source} is {value!r}: write {AUTO!r} there"
+
+
+def _fill(config: dict[str, Any], args: TrainingArguments, values: Values) -> None:
+    """Set values that the user's config leaves to the arguments: by "auto", and sizes and clipping by nothing, too."""
+    for path, (value, _) in values.items():
+        section, _, name = path.rpartition(".")
+        if _found(args.deepspeed, path) == AUTO or (not section and _found(args.deepspeed, path) is None):
+            _found(config, section)[name] = value
+
+
+def _paths_of_auto(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _paths_of_auto(value, f"{above}{name}.")
+        elif value == AUTO:
+            yield f"{above}{name}"
+
+
+def _found(config: Any, path: str) -> Any:
+    """The value at `path`; None if there is none."""
+    for name in filter(None, path.split(".")):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
