@@ -67,7 +67,10 @@ def build_loader(
         kwargs.setdefault("persistent_workers", True)
     if kwargs.get("shuffle") and hasattr(source, "__len__") and len(source) == 0:
         kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
-    return DataLoader(source, **kwargs)
+    loader = DataLoader(source, **kwargs)
+    # Where nobody asked for a number of workers, or for none, rows may be fetched ahead, as workers would.
+    loader.reads_ahead = "num_workers" not in (given or {})  # type: ignore[attr-defined]
+    return loader
 
 
 _BARE_ARRAYS: tuple[type, ...] = (torch.Tensor, tuple, dict)

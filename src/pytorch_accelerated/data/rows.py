@@ -19,11 +19,13 @@ from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.workers import begin_pass, end_pass, like_loader, pins_memory, seed_workers
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import add_note
-from pytorch_accelerated.facts.seeding import with_seed, without_second_numbers
-from pytorch_accelerated.facts.trees import leaves_by_path, map_leaves, plain_parts_of, rebuilt
+from pytorch_accelerated.facts.seeding import aside, seed_host_generators, with_seed, without_second_numbers
+from pytorch_accelerated.facts.trees import leaves, leaves_by_path, map_leaves, plain_parts_of, rebuilt
 from pytorch_accelerated.ranks.compat.torch import pinned
 
 _BATCHES_AT_ONCE = 16
+# Where putting the generators aside takes longer than a small step may wait, several batches are fetched at a time.
+_BATCHES_AHEAD, _BYTES_AHEAD = 8, 2**18
 
 
 class ArrayDataset(Dataset[Any]):
@@ -182,6 +184,27 @@ class RowBatches(Dataset[Any]):
         """The batch of a request."""
         return with_seed(request.key, self._fetch, request.indices)
 
+    def in_blocks(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """The batches of `requests`. Small ones are fetched several in a row, so the generators are put aside once."""
+        count = 1
+        while block := list(itertools.islice(requests, count)):
+            batches, error = aside(self._fetch_block, block)
+            yield from batches
+            if error is not None:
+                raise error
+            count = _batches_ahead(batches[-1])
+
+    def _fetch_block(self, requests: Iterable[Request]) -> tuple[list[Any], Exception | None]:
+        """The batches before the first error, and that: the loop trains on those before it fails."""
+        batches: list[Any] = []
+        try:
+            for request in requests:
+                seed_host_generators(request.key)
+                batches.append(self._fetch(request.indices))
+        except Exception as error:
+            return batches, error
+        return batches, None
+
     def _fetch(self, indices: Sequence[Any]) -> Any:
         if self._may_read_columns:  # one read of the table, instead of one for each row and a collation
             columns = self.dataset[list(indices)]
@@ -218,6 +241,7 @@ class BatchFetcher:
         is_plain = loader.collate_fn is default_collate
         self._arrays = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = pins_memory(loader)
+        self._reads_ahead = getattr(loader, "reads_ahead", False)
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
         self.is_vectorised = self._arrays is not None
@@ -232,7 +256,9 @@ class BatchFetcher:
     def fetch(self, requests: Iterator[Request]) -> Iterator[Any]:
         """The batches of `requests`, in order. One pass at a time."""
         if self._loader is None:
-            batches = map(self._rows.__getitem__, requests)
+            batches: Iterator[Any] = map(self._rows.__getitem__, requests)
+            if self._reads_ahead:
+                batches = without_second_numbers(self._rows.in_blocks(requests))
             return map(pinned, batches) if self._pins_memory else batches
         self._requests.pending = requests
         self._pass = begin_pass(self._loader)
@@ -256,6 +282,12 @@ class BatchFetcher:
         """End worker processes. The next pass starts new ones."""
         end_pass(self._loader, self._pass)
         self._pass = None
+
+
+def _batches_ahead(batch: Any) -> int:
+    """How many batches like this one are fetched in a row: one, if it is large or its size is unknown."""
+    sizes = [getattr(leaf, "nbytes", _BYTES_AHEAD) for leaf in leaves(batch)]
+    return max(1, min(_BATCHES_AHEAD, _BYTES_AHEAD // max(1, sum(sizes))))
 
 
 class _PendingRequests(Sampler[Request]):

@@ -74,7 +74,17 @@ def worker_init_fn(worker_id: int) -> None:
 
 
 def with_seed(seed: int, function: Callable[..., T], *arguments: Any) -> T:
-    """``function(*arguments)``, called with the host generators seeded with `seed`; their states are restored.
+    """``function(*arguments)``, called with the host generators seeded with `seed`; their states are restored."""
+    return aside(_seeded, seed, function, *arguments)
+
+
+def _seeded(seed: int, function: Callable[..., T], *arguments: Any) -> T:
+    seed_host_generators(seed)
+    return function(*arguments)
+
+
+def aside(function: Callable[..., T], *arguments: Any) -> T:
+    """``function(*arguments)``, which may seed and draw from the host generators: their states are restored.
 
     Numpy gets another bit generator for the call, because copying the state of its own takes a hundred times longer.
     What it keeps outside of the bit generator, the second one of a pair of normally distributed numbers, is lost with
@@ -85,7 +95,6 @@ def with_seed(seed: int, function: Callable[..., T], *arguments: Any) -> T:
     twister = _spare_twisters.pop() if _spare_twisters else np.random.MT19937()
     _numpy_random.set_bit_generator(twister)
     try:
-        seed_host_generators(seed)
         return function(*arguments)
     finally:
         _spare_twisters.append(twister)

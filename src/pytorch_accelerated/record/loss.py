@@ -56,7 +56,9 @@ class LossTracker:
             batch_size: its weight, the number of items in the mean; a number or a 0-dim tensor.
         """
         if isinstance(loss_batch_value, torch.Tensor):
-            loss_batch_value = loss_batch_value.detach()  # otherwise the list would keep the graph alive
+            # Otherwise the list would keep the graph alive. In host memory there is no device to wait for.
+            is_here = type(loss_batch_value) is torch.Tensor and loss_batch_value.is_cpu
+            loss_batch_value = loss_batch_value.item() if is_here else loss_batch_value.detach()
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
@@ -121,7 +123,9 @@ class LossTracker:
     def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
         starts = [max(0, self._part_start - self.batches_read), *(end - self.batches_read for end in self._part_ends)]
         # With one more 0, so that a part that begins after the last loss is empty too.
-        sums = np.add.reduceat(np.pad(np.stack([weighted, shares]), ((0, 0), (0, 1))), starts, axis=1)
+        numbers = np.zeros((2, len(weighted) + 1))
+        numbers[0, :-1], numbers[1, :-1] = weighted, shares
+        sums = np.add.reduceat(numbers, starts, axis=1)
         sums[:, :-1][:, np.diff(starts) == 0] = 0.0  # of an empty part, `reduceat` returns the next number
         sums[:, 0] += self._part_read
         parts = list(map(tuple, sums.T.tolist()))

@@ -264,13 +264,20 @@ class EpochClock:
         finally:
             self._paused_seconds += time.perf_counter() - paused
 
-    def read(self) -> EpochTiming:
+    @property
+    def seconds(self) -> float:
         """The time so far."""
-        source = self._source
-        waited, workers = 0.0, None
-        if source is not None:
-            waited, workers = source.waiting.seconds - self._waited_before, source.num_workers
-        return EpochTiming(self.epoch, time.perf_counter() - self._started - self._paused_seconds, waited, workers)
+        return time.perf_counter() - self._started - self._paused_seconds
+
+    @property
+    def waited_seconds(self) -> float:
+        """The part of it in which the loop waited for batches."""
+        return 0.0 if self._source is None else self._source.waiting.seconds - self._waited_before
+
+    def read(self) -> EpochTiming:
+        """What is recorded of the epoch."""
+        workers = None if self._source is None else self._source.num_workers
+        return EpochTiming(self.epoch, self.seconds, self.waited_seconds, workers)
 
 
 class Pace:
@@ -370,13 +377,17 @@ class _Mark(NamedTuple):
     """The end of a record whose losses have not been read.
 
     Attributes:
-        record: with the place, and the learning rates, which may still be tensors.
+        epoch, update, samples: those of the record.
+        learning_rates: those of the record, which may still be tensors.
         new_samples: the samples of the record since the run was resumed.
         times: the seconds of training so far; those of the record without evaluations and saves; and the parts of these
             in which the loop waited for data, and met the other ranks.
     """
 
-    record: StepRecord
+    epoch: int
+    update: int
+    samples: int
+    learning_rates: list[Any]
     new_samples: int
     times: tuple[float, float, float, float]
 
@@ -444,19 +455,21 @@ class StepRecorder:
             groups: the parameter groups of the optimizer.
         """
         # A resumed run with nothing left to do ends here too, behind a record that its history was loaded with.
-        ended = [mark.record for mark in self._marks[-1:]] or self._history.step_records[-1:]
-        if self._history.updates_done <= (ended[0].update if ended else 0):
+        ended = self._marks[-1:] or self._history.step_records[-1:]
+        update, samples = self._history.updates_done, self._samples_before_epoch + samples_in_epoch
+        if update <= (ended[0].update if ended else 0):
             return
-        timing, samples = self._clock.read(), self._samples_before_epoch + samples_in_epoch
-        seconds, waited, met = timing.seconds, timing.data_wait_seconds, self._clock.meeting_seconds
-        # A rate in a tensor is filled in place by the scheduler, so the record takes a copy, which stays on the device.
-        rates: tuple[Any, ...] = tuple(
-            [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
+        clock = self._clock
+        seconds, waited, met = clock.seconds, clock.waited_seconds, clock.meeting_seconds
+        times = (
+            time.perf_counter() - self._started,
+            seconds - self._seconds_from,
+            waited - self._waited_from,
+            met - self._met_from,
         )
-        place = timing.epoch, self._history.updates_done, samples
-        record = StepRecord(*place, 0.0, math.nan, rates, None, 0.0, 0.0, None)
-        parts = seconds - self._seconds_from, waited - self._waited_from, met - self._met_from
-        self._marks.append(_Mark(record, samples - self._new_from, (time.perf_counter() - self._started, *parts)))
+        # A rate in a tensor is filled in place by the scheduler, so the record takes a copy, which stays on the device.
+        rates = [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
+        self._marks.append(_Mark(clock.epoch, update, samples, rates, samples - self._new_from, times))
         self._samples = self._new_from = samples
         self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
         # The losses stay on the device. The recorder notes only where the record ends among them, and the next reading,
@@ -509,10 +522,13 @@ class StepRecorder:
         for mark, (total, count), (seconds, epoch_seconds, waited, _), ranks, (norm, clipped) in zip(
             self._marks, sums, times[0].tolist(), ranks_of_records, norms, strict=True
         ):
-            record = mark.record._replace(
+            record = StepRecord(
+                epoch=mark.epoch,
+                update=mark.update,
+                samples=mark.samples,
                 seconds=seconds,
                 train_loss=total / count if count else math.nan,
-                learning_rates=tuple(map(float, mark.record.learning_rates)),
+                learning_rates=tuple(map(float, mark.learning_rates)),
                 gradient_norm=norm / clipped if clipped else None,
                 samples_per_second=mark.new_samples / epoch_seconds if epoch_seconds else 0.0,
                 data_wait_share=waited / epoch_seconds if epoch_seconds else 0.0,
