@@ -148,8 +148,9 @@ class Trainer(TrainerHooks):
             gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
             create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
                 as these are given. A `functools.partial` may hold `TrainerPlaceholderValues`.
-            train_dataloader_kwargs: override the defaults of `get_default_train_dl_kwargs`. ``is_sharded=True`` says
-                that an iterable dataset itself gives each rank different samples. A `generator`, here or in your own
+            train_dataloader_kwargs: override the defaults of `get_default_train_dl_kwargs`. ``num_workers=0`` says that
+                no row may be fetched ahead, for a dataset that depends on the run. ``is_sharded=True`` says that an
+                iterable dataset itself gives each rank different samples. A `generator`, here or in your own
                 loader or sampler, determines the order of samples instead of the trainer's `seed`.
             eval_dataloader_kwargs: the same for evaluation.
             reset_run_history: False to continue the epoch numbers and keep the metrics of earlier runs.

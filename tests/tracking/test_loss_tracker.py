@@ -1,6 +1,8 @@
 """The mean loss of an epoch, whenever and however often it is read."""
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -101,9 +103,19 @@ def test_looking_changes_nothing_to_the_bit():
     assert looked_at.total_loss == plain.total_loss
 
 
-def test_a_tracker_does_not_keep_the_graph_of_a_loss():
+class OtherTensor(torch.Tensor):
+    """A kind of tensor that may live anywhere."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, OtherTensor])
+def test_a_tracker_does_not_keep_the_graph_of_a_loss(kind):
     weight = torch.ones(1000, requires_grad=True)
     tracker = LossTracker()
-    tracker.update((weight * 2).sum())
-    assert tracker._pending_losses[0].grad_fn is None
-    assert not tracker._pending_losses[0].requires_grad
+    doubled, of_graph = weight * 2, {1}
+    doubled.register_hook(lambda gradient, held=of_graph: None)  # the graph holds its hooks
+    is_held = weakref.ref(of_graph)
+    tracker.update(doubled.sum().as_subclass(kind))
+    del doubled, of_graph
+    gc.collect()
+    assert is_held() is None
+    assert tracker.average == 2000

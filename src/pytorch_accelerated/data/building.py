@@ -69,7 +69,7 @@ def build_loader(
         kwargs["shuffle"] = False  # torch refuses to shuffle an empty dataset; `refuse_empty` explains it better
     loader = DataLoader(source, **kwargs)
     # Where nobody asked for a number of workers, or for none, rows may be fetched ahead, as workers would.
-    loader.reads_ahead = "num_workers" not in (given or {})  # type: ignore[attr-defined]
+    loader.reads_ahead = "num_workers" not in (given or {})
     return loader
 
 

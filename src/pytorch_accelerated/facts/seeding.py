@@ -75,7 +75,8 @@ def worker_init_fn(worker_id: int) -> None:
 
 def with_seed(seed: int, function: Callable[..., T], *arguments: Any) -> T:
     """``function(*arguments)``, called with the host generators seeded with `seed`; their states are restored."""
-    return aside(_seeded, seed, function, *arguments)
+    result: T = aside(_seeded, seed, function, *arguments)
+    return result
 
 
 def _seeded(seed: int, function: Callable[..., T], *arguments: Any) -> T:

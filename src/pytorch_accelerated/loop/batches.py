@@ -38,11 +38,12 @@ def batch_loss(
         DataError: for any other batch, if there is no loss, or if the loss function does not take a dict.
     """
     size = count_rows(batch) if samples is None else samples
-    if isinstance(batch, Mapping):
+    is_sequence = isinstance(batch, (tuple, list))  # asked first: an abstract class takes far longer
+    if not is_sequence and isinstance(batch, Mapping):
         outputs = model(**accepted_inputs(model, batch, hook=hook))
         loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
         return {"loss": loss, "model_outputs": outputs, "batch_size": size}
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+    if not is_sequence or len(batch) < 2:
         raise _cannot_use(batch, hook, "a tuple or list that begins with inputs and targets, or a dict of named inputs")
     if loss_func is None:
         raise DataError(

@@ -19,7 +19,7 @@ def loss_and_size(output: Any, *, hook: str) -> tuple[Any, Any]:
     Raises:
         HookOutputError: if one of them is missing or unusable.
     """
-    is_mapping = isinstance(output, Mapping)
+    is_mapping = isinstance(output, (dict, Mapping))  # of a dict, the first answers at once
     if not is_mapping or "loss" not in output or "batch_size" not in output:
         entries = f" with {', '.join(map(repr, output)) or 'nothing in it'}" if is_mapping else ""
         raise HookOutputError(

@@ -255,7 +255,7 @@ class Training:
         )
 
     def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The batches of the updates until the run is at its limit. Nothing is read after that."""
+        """The batches of the updates until the run is at its limit. No further one is asked for."""
         is_in_update = False
         while (is_in_update or not self.context.is_at_limit) and (batch := next(batches, None)) is not None:
             if batch.update.items is None and self.asked.settings.max_tokens is not None:
