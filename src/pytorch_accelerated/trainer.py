@@ -422,17 +422,18 @@ class Trainer(TrainerHooks):
             CheckpointError: if an entry could not be read back without running code; the message names it.
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
-        context = self.run_context
-        save_checkpoint(
-            save_path,
-            self.get_model(),
-            context.parts.optimizer if save_optimizer else None,
-            context.parts.scheduler if save_scheduler else None,
-            checkpoint_kwargs or {},
-            ranks=context.parts.ranks,
-            mode=context.parts.mode,
-            per_node=save_per_node,
-        )
+        parts = self.run_context.parts
+        with self.run_context.control.saves.saving(save_path):
+            save_checkpoint(
+                save_path,
+                self.get_model(),
+                parts.optimizer if save_optimizer else None,
+                parts.scheduler if save_scheduler else None,
+                checkpoint_kwargs or {},
+                ranks=parts.ranks,
+                mode=parts.mode,
+                per_node=save_per_node,
+            )
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True

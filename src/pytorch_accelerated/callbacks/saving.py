@@ -131,7 +131,7 @@ class SaveBestModelCallback(MetricJudge):
     def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            with trainer.run_context.control.saves.attempt(self._absolute(self.save_path)):
+            with trainer.run_context.control.saves.saving(self._absolute(self.save_path), goes_on=True):
                 try:
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                 except InvalidCheckpointError as error:  # a state that is gone
@@ -488,7 +488,7 @@ class WSDCheckpointCallback(TrainerCallback):
                 trainer.save_training_state(self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
             if step == period["period_end"]:
                 path = self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
-                with trainer.run_context.control.saves.attempt(path):
+                with trainer.run_context.control.saves.saving(path, goes_on=True):
                     trainer.save_checkpoint(
                         path,
                         {"step": step, "epoch": trainer.run_history.current_epoch},

@@ -1,8 +1,9 @@
 """The training states of a run: requested, written, remembered; found, read and loaded again.
 
 A save goes through this file first. Callbacks ask for it within an event (`Requests`); at the next safe point it is
-written (`States.write`), which fails on all ranks or on none (`Saves.attempt`). `states.training_state` says what is in
-it, `states.state_folder` and `states.publish` write the files, `states.codec` their bytes.
+written (`States.write`). Everything that a trainer saves, in whatever form, passes one door, `Saves.saving`.
+`states.training_state` says what is in a state, `states.state_folder` and `states.publish` write the files,
+`states.codec` their bytes.
 
 A resume also begins here: `States.find` looks for the newest whole state (`states.verify`) and reads it
 (`states.state_folder`); when everything it belongs to exists, `States.resume` loads all of it or nothing
@@ -26,11 +27,9 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.seeding import derived_seed
 from pytorch_accelerated.loop.callback import savers_among
-from pytorch_accelerated.loop.context import Context
+from pytorch_accelerated.loop.context import Context, Control, Parts
 from pytorch_accelerated.ranks.preparation import is_replicated
-from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
-from pytorch_accelerated.record.history import RunHistory
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.disk import is_url, kind_of, resolved
 from pytorch_accelerated.states.layout import MANIFEST_NAME
@@ -58,17 +57,15 @@ class Requests:
     be half a state, so a save waits until the update and the event are complete.
 
     Attributes:
-        saves: what the run has saved.
+        control: of the call: it writes the states.
         evaluate: evaluates within a training epoch.
-        write_state: writes a training state, given a folder, further entries, and whether to write in the background.
         evaluation: whether an evaluation was requested.
         states: the requested training states.
         defers_saves: whether saves must wait for a safe point. Only training has moments that cannot be saved.
     """
 
-    saves: Saves
+    control: Control
     evaluate: Callable[[], None]
-    write_state: Callable[[Path, dict[str, Any], bool], None]
     evaluation: bool = False
     states: list[tuple[Path, dict[str, Any], bool]] = dataclasses.field(default_factory=list)
     defers_saves: bool = False
@@ -94,12 +91,13 @@ class Requests:
 
     def write_states(self) -> None:
         """Write the requested states."""
+        saves = self.control.saves
         while self.states:
             # A background save ends first: its failure belongs to its own folder, not to the one that is written next.
-            self.saves.finish()
+            saves.finish()
             folder, extra, background = self.states.pop(0)
-            with self.saves.attempt(folder):
-                self.write_state(folder, extra, background)
+            with saves.saving(folder, goes_on=True):
+                self.control.states.write(folder, extra, background)
 
     def forget(self) -> None:
         """Forget everything: the run goes back to an earlier state."""
@@ -238,13 +236,13 @@ class States:
     def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state. Refuse NaN and infinite parameters: a run that resumes from them could only fail."""
         parts, saves = self.parts, self.control.saves
-        check_model_finite(parts.model, parts.ranks)
-        # Step records that have ended go to the history first: a state holds only the open one.
-        parts.reports.complete_records()
-        if background:
-            saves.in_background = folder
-        save_run(self.context, folder, extra, saves.writer if background else None, moment=self.cut)
-        saves.add(folder, parts.history, parts.state)
+        with saves.saving(folder, is_state=True):
+            check_model_finite(parts.model, parts.ranks)
+            # Step records that have ended go to the history first: a state holds only the open one.
+            parts.reports.complete_records()
+            if background:
+                saves.in_background = folder
+            save_run(self.context, folder, extra, saves.writer if background else None, moment=self.cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +262,10 @@ class SavedState:
 
 
 class Saves:
-    """The files that a run is responsible for.
+    """The files that a call of the trainer is responsible for, and the door through which they get to the disk.
 
     Args:
-        ranks: the processes.
+        parts: of the call.
 
     Attributes:
         writer: writes states in the background, on rank 0.
@@ -276,10 +274,11 @@ class Saves:
         all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
         uploads: what copies the states of a folder elsewhere, by folder.
+        is_saving: whether something is being saved.
         copy_to_resume: where the program that restarts this run keeps the state for that; None: nothing restarts it.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.writer = BackgroundWriter()
         self.in_background: Path | None = None
         self.failures: dict[Path, CheckpointError] = {}
@@ -289,12 +288,34 @@ class Saves:
         self.saved_to: Path | None = None
         self.uploads: dict[Path, Uploads] = {}
         self.copy_to_resume: Path | None = None
-        self._ranks = ranks
+        self._parts, self._ranks = parts, parts.ranks
         self._locks: dict[Path, FolderLock] = {}
+        self.is_saving = False
 
     @contextlib.contextmanager
-    def attempt(self, path: str | Path) -> Iterator[None]:
-        """Context for a save, which fails on all ranks or on none.
+    def saving(self, path: str | Path, *, is_state: bool = False, goes_on: bool = False) -> Iterator[None]:
+        """Context for writing weights or a state: a training state, a checkpoint, a file of weights, a model.
+
+        A save within a save is a part of it, such as the model within a checkpoint. It fails on all ranks or on none.
+
+        Args:
+            path: of the folder or the file.
+            is_state: whether a run can be resumed from it, so that it is remembered.
+            goes_on: whether the run goes on if it fails: see `_attempt`; else the error is raised.
+        """
+        is_part, self.is_saving = self.is_saving, True
+        try:
+            # If not `is_part`, a save begins: whatever is to happen before each of them belongs here.
+            with self._attempt(path) if goes_on else contextlib.nullcontext():
+                yield
+                if is_state:
+                    self._add(Path(path))
+        finally:
+            self.is_saving = is_part
+
+    @contextlib.contextmanager
+    def _attempt(self, path: str | Path) -> Iterator[None]:
+        """Context for a save without which a run can go on.
 
         A failure is a warning, and an error at the end of the run unless a later save to the same parent folder
         succeeds. If none has succeeded there yet, it is an error at once.
@@ -329,7 +350,7 @@ class Saves:
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def add(self, folder: Path, history: RunHistory, position: RunState) -> None:
+    def _add(self, folder: Path) -> None:
         """Remember a state, which may still be written in the background. Must be called by all ranks.
 
         On separate disks, a restart on which another machine has rank 0 would find no state. So all machines check that
@@ -345,17 +366,18 @@ class Saves:
                     self._ranks.do_on_all(self.writer.wait)
                 refuse_unshared(parent, self._ranks)
             self._seen_in.add(parent)
-        epoch = position.epoch_of_progress(history.current_epoch)
+        history = self._parts.history
+        epoch = self._parts.state.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
         if is_complete:  # else the thread of the writer calls them
             for call in self.writer.after_each:
                 call()
 
     def finish(self) -> None:
-        """Wait for the state that is written in the background, see `attempt`. Must be called by all ranks."""
+        """Wait for the state that is written in the background, see `saving`. Must be called by all ranks."""
         path, self.in_background = self.in_background, None
         if path is not None:
-            with self.attempt(path):
+            with self._attempt(path):
                 self._ranks.do_on_all(self.writer.wait)
 
     def upload(self, uploads: Uploads) -> None:

@@ -65,7 +65,7 @@ class Training:
     def __init__(self, context: Context) -> None:
         self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
         self.reports = context.parts.reports
-        self.requests = Requests(self.control.saves, self.evaluate_as_requested, self.write_state)
+        self.requests = Requests(self.control, self.evaluate_as_requested)
         self.step: Step = None  # type: ignore[assignment]  # until the run is prepared
         self.further_passes = 0
         self.all_agree_after_each_update = False
@@ -374,10 +374,6 @@ class Training:
     def evaluate(self, **kwargs: Any) -> None:
         """Evaluate each set, with `kwargs` for the trainer's `_run_eval_epoch`."""
         self.control.evaluation_sets.evaluate(**kwargs)
-
-    def write_state(self, folder: Any, extra: dict[str, Any], background: bool) -> None:
-        """Write a training state that was requested."""
-        self.control.states.write(folder, extra, background)
 
     def go_back_to(self, state: Any) -> None:
         """Return the run to where it was when `state` was written."""

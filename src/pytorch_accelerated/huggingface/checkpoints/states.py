@@ -4,6 +4,7 @@ transformers, which are read file by file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import shutil
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import check_generator_states, generator_states, restore_generator_states
@@ -31,6 +32,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
 )
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState, is_ours
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_name, output_dir_of, sort_checkpoints, warn
+from pytorch_accelerated.huggingface.training_args import logger
 from pytorch_accelerated.loop.states import States
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
@@ -209,6 +211,19 @@ class CheckpointStates(States):
         facts, contents = read_state(folder)
         return facts, {**contents, "model": weights_in(folder, self.context.holder.model)}
 
+    def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
+        """Write the checkpoint that callbacks requested, at a safe point, as the Hugging Face trainer does."""
+        face, folder = self.context.holder, self.checkpoint_folder()
+        try:
+            face._save_checkpoint(face.model_wrapped, None)
+        except CheckpointError:
+            if face.state.best_global_step == face.state.global_step:  # the weights of that model are lost
+                vars(face.state).update(self.control.training.best_before)  # type: ignore[attr-defined]
+            raise
+        logger.info("Saved %s", folder)
+        face.callback_handler.fire("on_save", face)
+        self.cover_changes(folder)
+
     def write_checkpoint(
         self, folder: Path, write_files: Callable[[StagedCheckpoint], None], *, only_model: bool = False
     ) -> None:
@@ -217,29 +232,27 @@ class CheckpointStates(States):
         With `only_model`, a resume gets nothing else.
         """
         context, ranks, model = self.context, self.parts.ranks, self.context.holder.model
-        check_model_finite(self.parts.model, ranks)
-        folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
-        staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=self.parts.mode.changes_weights)
-        try:
+        with self.control.saves.saving(folder, is_state=True), contextlib.ExitStack() as ending:
+            check_model_finite(self.parts.model, ranks)
+            folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
+            if ranks.is_first:
+                ending.callback(folder_of_all.abort)  # if it is still there
+            staged = StagedCheckpoint(folder_of_all.staging, model, needs_both=self.parts.mode.changes_weights)
             ranks.do_on_all(explained(folder, "writing the model")(lambda: write_files(staged)))
             if only_model:
                 facts = {"updates": self.parts.state.updates, "epochs": self.parts.state.epochs}
                 ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))
-            else:
-                frozen = frozen_base(model)
-                save_run(
-                    context,
-                    folder_of_all,
-                    {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
-                    moment=self.cut,
-                    skipped_weights=frozen,
-                    weights_part=ranks.do_on_first(lambda: staged.weights_part),
-                    has_optimizer_file=staged.has_optimizer,
-                )
-        finally:  # if it is still there
-            if ranks.is_first:
-                folder_of_all.abort()
-        self.control.saves.add(folder, self.parts.history, self.parts.state)
+                return
+            frozen = frozen_base(model)
+            save_run(
+                context,
+                folder_of_all,
+                {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+                moment=self.cut,
+                skipped_weights=frozen,
+                weights_part=ranks.do_on_first(lambda: staged.weights_part),
+                has_optimizer_file=staged.has_optimizer,
+            )
 
     def cover_changes(self, folder: Path) -> None:
         """Make what callbacks have written into a checkpoint a part of it."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytorch_accelerated.data.updates import MicroBatch
-from pytorch_accelerated.errors import CheckpointError, HookOutputError
+from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
 from pytorch_accelerated.huggingface.knowledge import items_of_update, main_input_name, reads_scale
@@ -398,25 +398,12 @@ class FaceTraining(Training):
         finally:
             self.evaluates_as_requested = False
         # If the checkpoint of the new best model can't be written, the earlier one stays the best.
-        self._best_before = {name: getattr(self.face.state, name) for name in _BEST}
+        self.best_before = {name: getattr(self.face.state, name) for name in _BEST}
         is_best = self.face._determine_best_metric(metrics, None)
         if self._args.save_strategy == SaveStrategy.BEST:
             self.face.control.should_save = is_best
         if self.agreed_control().should_save:
             self._request_checkpoint()
-
-    def write_state(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
-        """Write the checkpoint that callbacks requested, at a safe point."""
-        state = self.face.state
-        try:
-            self.face._save_checkpoint(self.face.model_wrapped, None)
-        except CheckpointError:
-            if state.best_global_step == state.global_step:  # the weights of that model are lost
-                vars(state).update(self._best_before)
-            raise
-        logger.info("Saved %s", self._engine.states.checkpoint_folder())
-        self.face.callback_handler.fire("on_save", self.face)
-        self._engine.states.cover_changes(self._engine.states.checkpoint_folder())
 
     @property
     def name_of_limit(self) -> str:
