@@ -202,6 +202,8 @@ def check_optimizer(optimizer: Any, owned: Iterable[torch.Tensor], *, has_own_st
         owned: the tensors of the model and of what else the trainer holds.
         has_own_step: whether the trainer's `optimizer_step` is overridden.
     """
+    if type(optimizer).__name__ == "DummyOptim":  # accelerate's, for one that DeepSpeed's config describes
+        return
     if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
         raise ArgumentTypeError(
             f"`optimizer` is {optimizer!r}: pass an optimizer, such as `torch.optim.AdamW(model.parameters())`."

@@ -244,7 +244,7 @@ class TrainerHooks:
     def backward_step(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, which is already weighted by its share of the update."""
         accelerator = self._accelerator
-        if accelerator.scaler is None:
+        if accelerator.scaler is None and getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             accelerator.backward(loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.accumulation import Accumulation
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import mixed_seed, set_seed
 from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
@@ -128,7 +130,7 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
         outside = trained_outside(context.holder, held)
         refuse_outside(outside, parts.accelerator, parts.model, parts.ranks)
         share_values(held, parts.ranks)
-    prepared = PreparedModel(
+    prepared = _kind_of_prepared(context)(
         parts.accelerator,
         parts.model,
         parts.optimizer,
@@ -139,6 +141,13 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
         # Nothing else ensures that all ranks evaluate the same model.
         parts.ranks.copy_from_first([parameter.data for parameter in parts.model.parameters()])
     parts.prepared, parts.model, parts.optimizer = prepared, prepared.model, prepared.optimizer
+
+
+def _kind_of_prepared(context: Context) -> Callable[..., PreparedModel]:
+    if context.parts.accelerator.distributed_type.value != "DEEPSPEED":
+        return PreparedModel
+    room = require("pytorch_accelerated.extras.deepspeed.engine", needed_by="DeepSpeed")
+    return functools.partial(room.DeepSpeedModel, context=context)
 
 
 def prepare_loaders(context: Context) -> None:

@@ -6,14 +6,18 @@ from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.keeping import Kept, kept
 from pytorch_accelerated.ranks.numerics import listed
 from pytorch_accelerated.ranks.optimizers import Optimizers
-from pytorch_accelerated.ranks.preparation import is_replicated
+from pytorch_accelerated.ranks.preparation import PreparedModel, is_replicated
 from pytorch_accelerated.ranks.ranks import Ranks
-from pytorch_accelerated.ranks.sharding import has_shards, own_part, whole
+from pytorch_accelerated.ranks.sharding import Shard, has_shards, own_part, whole
+from pytorch_accelerated.ranks.wrappers import Parallel
 
 __all__ = [
     "Kept",
     "Optimizers",
+    "Parallel",
+    "PreparedModel",
     "Ranks",
+    "Shard",
     "has_shards",
     "held_parts",
     "is_batch_norm",

@@ -6,6 +6,7 @@ So what was requested is compared with what is in force.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -25,8 +26,10 @@ from accelerate.utils import (
 from accelerate.utils import send_to_device as send_to_device
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.ranks.compat.accelerate import (
     forget_other_precision,
+    forget_settings,
     has_process_state,
     remember_that_trainer_asked,
 )
@@ -51,6 +54,7 @@ def create_accelerator(
     cpu: bool = False,
     timeout: timedelta | None = None,
     ddp_options: Mapping[str, Any] | None = None,
+    deepspeed_plugin: Any = None,
 ) -> Accelerator:
     """An `Accelerator` for this process, in the group of processes that the launcher asked for.
 
@@ -59,10 +63,11 @@ def create_accelerator(
         cpu: True to use the CPU, whatever else there is.
         timeout: how long a process waits for the others; default: torch's.
         ddp_options: for torch's `DistributedDataParallel`; they override ours.
+        deepspeed_plugin: accelerate's `DeepSpeedPlugin`. Default: what accelerate's configuration asks for, if it does.
 
     Raises:
-        ConfigurationError: if the precision is unknown, if it or a plugin of accelerate would have no effect on this
-            device, or if the process is set up for DeepSpeed.
+        ConfigurationError: if the precision is unknown, or if it or a plugin of accelerate would have no effect on this
+            device.
         LaunchError: if the launcher asked for several processes, but they would not train together.
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
@@ -77,11 +82,19 @@ def create_accelerator(
     refuse_parallelism()
     forget_other_precision(mixed_precision)
     world = join_world()
-    _refuse_deepspeed(is_asked_for=_is_set(_VARIABLES["DEEPSPEED"]))
-    with meeting(world):
+    has_deepspeed = deepspeed_plugin is not None or _is_set(_VARIABLES["DEEPSPEED"])
+    starting: Any = contextlib.nullcontext(None)
+    if has_deepspeed:
+        room = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
+        options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        process_state(**options)
+        forget_settings()
+        starting = room.starting(deepspeed_plugin)
+    with meeting(world), starting as plugin:
         accelerator = Accelerator(
             mixed_precision=mixed_precision,
-            cpu=cpu or must_group_on_cpu(world),
+            cpu=not has_deepspeed and (cpu or must_group_on_cpu(world)),
+            deepspeed_plugin=plugin,
             # The plugin, not the number: the number can be overruled by an environment variable.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             step_scheduler_with_optimizer=False,
@@ -91,7 +104,7 @@ def create_accelerator(
                 *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
             ],
         )
-    if mixed_precision is not None:
+    if mixed_precision is not None or has_deepspeed:
         remember_that_trainer_asked()
     return _checked(accelerator, world, timeout)
 
@@ -105,8 +118,8 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
 
     Raises:
         ArgumentTypeError: if `given` is neither.
-        ConfigurationError: if the Accelerator accumulates gradients itself, is set up for DeepSpeed, or has a precision
-            or a plugin that would have no effect on its device.
+        ConfigurationError: if the Accelerator accumulates gradients itself, or has a precision or a plugin that would
+            have no effect on its device.
         LaunchError: if several processes should train together, but this Accelerator is on its own.
     """
     world = join_world()
@@ -117,12 +130,12 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
         raise ArgumentTypeError(
             f"`accelerator` is {given!r}: pass an `accelerate.Accelerator`, or a function that returns one."
         )
-    if accelerator.gradient_accumulation_steps != 1:
+    has_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED  # whose config is checked with the run
+    if accelerator.gradient_accumulation_steps != 1 and not has_deepspeed:
         raise ConfigurationError(
             f"The accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, but this "
             "trainer accumulates by itself. Leave it at 1, and pass `gradient_accumulation_steps` to `train`."
         )
-    _refuse_deepspeed(is_asked_for=accelerator.distributed_type == DistributedType.DEEPSPEED)
     return _checked(accelerator, world, timeout)
 
 
@@ -132,21 +145,13 @@ def _checked(accelerator: Accelerator, world: World | None, timeout: timedelta |
     if timeout is not None and group is not None:  # an accelerator or an earlier run may have made it
         group.set_timeout(timeout)
     check_plugins(accelerator)
-    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+    silently = accelerator.distributed_type != DistributedType.DEEPSPEED
+    if silently and accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ConfigurationError(
             "The precision is fp16, by `mixed_precision` or by accelerate's configuration, but the device is the CPU, "
             "where accelerate would silently train without it. Use 'bf16' or 'no'."
         )
     return accelerator
-
-
-def _refuse_deepspeed(*, is_asked_for: bool) -> None:
-    if is_asked_for:
-        raise ConfigurationError(
-            "This process is set up for DeepSpeed, by an Accelerator or by accelerate's configuration, but DeepSpeed "
-            "counts batches, divides losses and steps by itself. Start without it. To shard a model, use torch's "
-            "`fully_shard`, or TrainingArguments(fsdp=True) of pytorch_accelerated.huggingface."
-        )
 
 
 def process_state(*, cpu: bool = False, **group_options: Any) -> PartialState:

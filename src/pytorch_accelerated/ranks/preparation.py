@@ -104,6 +104,10 @@ class PreparedModel:
             self._hook.remove()
             self._hook = None
 
+    def kind_of_step(self, kind: Any) -> Any:
+        """The kind of step to train with, where the loop would use `kind`."""
+        return kind
+
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
         """Context for a batch after which the ranks need not exchange gradients yet."""
         return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]

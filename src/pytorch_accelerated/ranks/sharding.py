@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import map_leaves
 
 if TYPE_CHECKING:
@@ -19,14 +20,28 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: Any) -> TypeGuard[DTensor]:
-    """Whether `value` is a sharded tensor."""
+    """Whether `value` is a sharded tensor, or this rank's part of one."""
+    if isinstance(value, Shard):
+        return True
     module = sys.modules.get("torch.distributed.tensor")  # there is no such tensor if nobody imported it
     return module is not None and isinstance(value, module.DTensor)
 
 
 def has_shards(model: Any) -> bool:
-    """Whether any parameter of `model` is sharded."""
-    return isinstance(model, nn.Module) and any(map(is_sharded, model.parameters()))
+    """Whether any parameter of `model` is sharded, by torch or by DeepSpeed's ZeRO 3."""
+    return isinstance(model, nn.Module) and any(is_sharded(each) or is_in_pieces(each) for each in model.parameters())
+
+
+def is_in_pieces(parameter: Any) -> bool:
+    """Whether DeepSpeed's ZeRO 3 has cut up `parameter`, which is an empty tensor then, but while it is used."""
+    return hasattr(parameter, "ds_tensor")
+
+
+def pieces_of(model: nn.Module) -> dict[str, Shard]:
+    """This rank's parts of the parameters that DeepSpeed's ZeRO 3 has cut up, by name."""
+    found = {name: each for name, each in model.named_parameters(remove_duplicate=False) if is_in_pieces(each)}
+    room = require("pytorch_accelerated.extras.deepspeed.pieces", needed_by="ZeRO 3") if found else None
+    return {name: room.piece_of(each) for name, each in found.items()} if room else {}
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class Shard:
 
     Attributes:
         shape: of the whole tensor.
-        place: start and end of the part in each dimension of the whole tensor.
+        place: start and end of the part in each dimension of the whole tensor. A single pair, whatever the shape, if
+            the part is a row of its numbers: DeepSpeed cuts tensors like that.
         part: the part, which may be empty. Not a copy.
         is_replica: whether a rank with a lower number has the same part.
     """
@@ -45,10 +61,24 @@ class Shard:
     part: torch.Tensor
     is_replica: bool
 
+    def to_local(self) -> torch.Tensor:
+        """The part."""
+        return self.part
 
-def shard_of(tensor: DTensor) -> Shard:
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, for which all ranks must call this."""
+        raise NotImplementedError
+
+    def take(self, other: Shard) -> None:
+        """Copy the values of another one."""
+        self.part.copy_(other.part)
+
+
+def shard_of(tensor: Any) -> Shard:
     """This rank's part of `tensor`, and its place."""
-    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # torch's protocol for checkpoints
+    if isinstance(tensor, Shard):
+        return tensor
+    (chunk,) = tensor.__create_chunk_list__()  # torch's protocol for checkpoints
     coordinates = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=False)
     is_replica = any(place.is_replicate() and coordinate for place, coordinate in coordinates)
     place = [(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)]
@@ -84,6 +114,8 @@ def sharded_like(live: torch.Tensor, value: Any) -> Any:
     """A whole tensor sharded like `live`, if `live` is sharded and has the same shape; otherwise `value` as it is."""
     if not is_sharded(live) or is_sharded(value) or getattr(value, "shape", None) != live.shape:
         return value
+    if isinstance(live, Shard):
+        return replace(live, part=value.reshape(-1)[slice(*live.place[0])])
     from torch.distributed.tensor import distribute_tensor
 
     # No source rank: every rank has the whole tensor and takes its own shard from it.

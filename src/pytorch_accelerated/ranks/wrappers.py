@@ -6,6 +6,7 @@ gradients over the ranks in the backward pass except in its `no_sync`, and is in
 
 from __future__ import annotations
 
+import abc
 import collections
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,8 +17,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.ranks.compat.torch import compile_call, is_compiled, uncompiled
 
-#: Wrappers whose forward and backward passes wait for the other ranks.
-PARALLEL: Any = (DistributedDataParallel,)
+
+class Parallel(abc.ABC):  # noqa: B024  # it only names classes of others
+    """Wrappers whose forward and backward passes wait for the other ranks; each kind is registered."""
+
+
+Parallel.register(DistributedDataParallel)
+PARALLEL: Any = (Parallel,)
 
 
 def innermost(model: Any) -> Any:

@@ -178,7 +178,7 @@ class _Encoder:
             return {"$": "dtype", "name": str(value).removeprefix("torch.")}
         if kind is torch.device:
             return {"$": "device", "name": str(value)}
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, Shard)):
             return self._encode_tensor(value, path)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._encode_numpy(value, path)
@@ -201,12 +201,13 @@ class _Encoder:
             node["metadata"] = self.encode(versions, f"{path}._metadata", depth + 1)
         return node
 
-    def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
+    def _encode_tensor(self, tensor: Any, path: str) -> Any:
         if is_sharded(tensor):
             # Tied sharded tensors are stored once for each name: from an empty part a rank can't see that it is tied.
-            if tensor.dtype not in DTYPE_NAMES or path in self.sharded:
-                return self._refuse(path, f"is a sharded tensor of {tensor.dtype}, or not the only one of this name")
-            self.sharded[path] = shard_of(tensor)
+            shard = shard_of(tensor)
+            if shard.part.dtype not in DTYPE_NAMES or path in self.sharded:
+                return self._refuse(path, f"is a sharded tensor of {shard.part.dtype}, or has the name of another one")
+            self.sharded[path] = shard
             return {"$": "sharded", "name": path}
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
             return self._refuse(path, f"is a {type(tensor).__name__}, a tensor of a special kind")

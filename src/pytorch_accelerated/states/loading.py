@@ -8,6 +8,7 @@ before such a late failure is undone.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -25,7 +26,7 @@ from pytorch_accelerated.ranks.held import held_parts, optimizers_of
 from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import Ranks
-from pytorch_accelerated.ranks.sharding import is_sharded
+from pytorch_accelerated.ranks.sharding import Shard, is_sharded
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.states.matching import mismatch
 from pytorch_accelerated.states.optimizers import checked_optimizer_state, load_optimizer_state, read_optimizer_file
@@ -232,17 +233,21 @@ def _take_own_states(parts: dict[str, Any], by_rank: list[dict[str, Any]], ranks
         )
 
 
-def _targets(model: Any, optimizer: Any) -> Callable[[str, torch.Size, torch.dtype], torch.Tensor]:
+def _targets(model: Any, optimizer: Any) -> Callable[[str, torch.Size, torch.dtype], Any]:
     """A function that makes targets for tensors, sharded as in this run, so that no rank holds a whole state."""
     values = canonical_state_dict(model)
     groups = [] if optimizer is None else optimizer.param_groups
     parameters = dict(enumerate(each for group in groups for each in group["params"]))
 
-    def make(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def make(name: str, shape: torch.Size, dtype: torch.dtype) -> Any:
         part, _, path = name.partition("/")
         live = values.get(path) if part in ("model", TRAINING_WEIGHTS) else None
         if part == "optimizer" and (match := re.match(r"state\[(\d+)\]", path)):
             live = parameters.get(int(match[1]))
+        if (piece := getattr(optimizer, "piece_of", lambda _: None)(live)) is not None:
+            live = piece
+        if isinstance(live, Shard) and live.shape == shape:
+            return dataclasses.replace(live, part=torch.empty(live.part.shape, dtype=dtype))
         if live is not None and is_sharded(live) and live.shape == shape:
             return torch.empty_like(live, dtype=dtype, requires_grad=False)
         return torch.empty(shape, dtype=dtype)

@@ -198,7 +198,7 @@ def _read_shards(
         raise InvalidCheckpointError(
             f"{folder / SHARDS_NAME} and the files of its pieces are inconsistent ({type(error).__name__}: {error})."
         ) from error
-    targets = {
+    targets: dict[str, Any] = {
         name: torch.empty(shape, dtype=dtype) if make_target is None else make_target(name, shape, dtype)
         for name, (shape, dtype) in tensors.items()
     }
@@ -206,6 +206,12 @@ def _read_shards(
         name: shard_of(target).place if is_sharded(target) else [(0, size) for size in target.shape]
         for name, target in targets.items()
     }
+    for name, place in (piece for of_file in pieces.values() for piece in of_file.values() if piece[0] in targets):
+        # A rank whose part is cut in another way, along dimensions or as a row of numbers, reads the whole tensor.
+        if len(place) != len(places[name]):
+            shape, dtype = tensors[name]
+            targets[name] = torch.empty(shape, dtype=dtype)
+            places[name] = [(0, shape.numel())] if len(place) != len(shape) else [(0, size) for size in shape]
     # A run may resume on another number of ranks, so a saved piece and a rank's part overlap in any way.
     for file, of_file in pieces.items():
         common = {
@@ -221,7 +227,9 @@ def _read_shards(
                 if piece in wanted:
                     name, place = of_file[piece]
                     part = values[_within(common[piece], place)]
-                    own_part(targets[name])[_within(common[piece], places[name])].copy_(part)
+                    own = own_part(targets[name])
+                    own = own if own.ndim == len(places[name]) else own.view(-1)
+                    own[_within(common[piece], places[name])].copy_(part)
     return targets
 
 

@@ -159,7 +159,7 @@ def save_run(
         return {name: encode(value, path=name) for name, value in parts.items()}
 
     write: Callable[..., None] = write_encoded if writer is None else writer.write
-    if any(map(has_shards, (live.model, *held_now.values()))):
+    if any(map(has_shards, (live.model, *held_now.values()))) or hasattr(live.optimizer, "piece_of"):
         if writer is not None:  # the thread exchanges messages while the run does, so it needs a channel of its own
             ranks = Ranks(live.accelerator, channel="writer", timeout=limit_of_waiting(run.asked.given.timeout))
         write(folder, facts, live.ranks.do_on_all(encoded), ranks)

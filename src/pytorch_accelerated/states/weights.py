@@ -15,7 +15,7 @@ from pytorch_accelerated.errors import InvalidCheckpointError, NonFiniteLossErro
 from pytorch_accelerated.ranks.compat.torch import LOADING_METHODS, WRAPPED_NAMES, module_versions, set_module_versions
 from pytorch_accelerated.ranks.numerics import listed
 from pytorch_accelerated.ranks.ranks import Ranks
-from pytorch_accelerated.ranks.sharding import has_shards, is_sharded, own_part, sharded_like
+from pytorch_accelerated.ranks.sharding import Shard, has_shards, is_sharded, own_part, pieces_of, sharded_like
 from pytorch_accelerated.ranks.wrappers import bare_model
 
 _MOST_COMPLAINTS = 20  # in one error
@@ -27,7 +27,9 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     Only the prefixes of torch's own wrappers (such as DDP, FSDP and compiled modules) are removed: a user's submodule
     called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
-    return _renamed(type(module).state_dict(module), _canonical_names(module))
+    state = type(module).state_dict(module)
+    state.update(pieces_of(module))
+    return _renamed(state, _canonical_names(module))
 
 
 def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:
@@ -97,10 +99,14 @@ def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collect
         module.load_state_dict(_renamed(state, canonical))
         return
     paths = {canonical(path): path for path, _ in module.named_modules(remove_duplicate=False)}
-    live = type(module).state_dict(module)
+    live = {**type(module).state_dict(module), **pieces_of(module)}
     names = {canonical(name): name for name in live}
     state = _renamed(state, lambda name: names.get(name) or paths.get(name, name))
     state.update({name: sharded_like(live[name], value) for name, value in state.items() if is_sharded(live.get(name))})
+    for name, piece in pieces_of(module).items():
+        if name in state:
+            piece.take(state.pop(name))
+            may_lack = {*may_lack, name}
     if not may_lack and not _overrides(module, "state_dict"):
         module.load_state_dict(state)
         return
@@ -112,7 +118,7 @@ def _load_checked(module: nn.Module, state: Mapping[str, Any], may_lack: Collect
         )
 
 
-def check_finite(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+def check_finite(named_parameters: Iterable[tuple[str, Any]]) -> None:
     """Raise if a parameter is NaN or infinite. Costs a reduction per parameter and one read by the host.
 
     Args:
@@ -183,6 +189,9 @@ def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedD
 
 def _mismatch(live: Any, saved: Any) -> str | None:
     """Why `saved` cannot be copied into `live`, if it cannot."""
+    if isinstance(live, Shard):
+        shapes = tuple(live.shape), tuple(getattr(saved, "shape", ()))
+        return None if shapes[0] == shapes[1] else f"saved with {shapes[1]}, the model has {shapes[0]}"
     if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
         return None  # extra state of a module, which checks it itself, or a parameter that takes any shape
     if not isinstance(saved, torch.Tensor) or saved.shape != live.shape:
@@ -200,6 +209,6 @@ def check_model_finite(model: nn.Module, ranks: Ranks) -> None:
     """`check_finite` for a model, wrapped or not. All ranks must call it: each sees only its shard of a sharded one."""
     bare = bare_model(model)
     if has_shards(bare):
-        ranks.do_on_all(lambda: check_finite(bare.named_parameters()))
+        ranks.do_on_all(lambda: check_finite({**dict(bare.named_parameters()), **pieces_of(bare)}.items()))
     else:
         check_finite(bare.named_parameters())

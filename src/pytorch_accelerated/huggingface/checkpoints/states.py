@@ -170,7 +170,9 @@ class CheckpointStates(States):
         """The states of optimizer and schedule, by file name."""
         context = self.context
         # Each rank writes its shard of a sharded optimizer with the native state.
-        optimizer = None if has_shards(context.holder.model) else without_callables(self.parts.optimizer.state_dict())
+        optimizer, is_cut = self.parts.optimizer, hasattr(self.parts.optimizer, "piece_of")
+        is_cut = is_cut or has_shards(context.holder.model)
+        optimizer = None if is_cut else without_callables(optimizer.state_dict())
         scheduler = None if self.parts.scheduler is None else self.parts.scheduler.state_dict()
         states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
         return {name: dict(state) for name, state in states.items() if state is not None}

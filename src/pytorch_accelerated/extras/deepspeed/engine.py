@@ -1,0 +1,412 @@
+"""A model and its optimizer in DeepSpeed's engine, led by the training loop.
+
+The engine would count the batches of an update, divide losses by their number and step by itself. The loop does that:
+it tells the engine which batch is the last of an update, weighs the losses, and steps. So updates are the same as
+without DeepSpeed. `docs/design/sharded-models.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError
+from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, scale_of
+from pytorch_accelerated.facts import require
+from pytorch_accelerated.loop import Step
+from pytorch_accelerated.ranks import Optimizers, Parallel, PreparedModel, Shard, has_shards
+
+AUTO = "auto"
+_MAIN = "main_weights"  # the entry of an optimizer's state for float32 weights, where the model's are in 16 bits
+_COUNTS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_NOT_SAVED = {
+    "zero_optimization.offload_optimizer.device": "nvme",
+    "zero_optimization.offload_param.device": "nvme",
+}
+
+
+class DeepSpeedModel(PreparedModel):
+    """A model in an engine of DeepSpeed, which stays around it until the next run if the weights are cut up.
+
+    Args:
+        accelerator, model, optimizer, for_training, compile_arguments: see `PreparedModel`.
+        context: of the call.
+    """
+
+    def __init__(self, accelerator: Any, model: Any, optimizer: Any, *, context: Any, **options: Any) -> None:
+        for_training = options.pop("for_training")
+        before = getattr(model, "_deepspeed_engine", None)
+        super().__init__(accelerator, model, optimizer, for_training=False, **options)
+        self.has_plain_backward = False
+        self._traces: _Traces | None = None
+        if not for_training:
+            if has_shards(model) and before is None:  # made in `zero.Init`; the engine lets its parts gather themselves
+                model.__dict__["_deepspeed_engine"] = _initialize(model, None, _config_of(context, model, None))
+            return
+        deepspeed = require("deepspeed", needed_by="DeepSpeed")
+        Parallel.register(deepspeed.DeepSpeedEngine)
+        if before is not None:
+            before.destroy()
+            del model.__dict__["_deepspeed_engine"]
+        _refuse(model, optimizer, context)
+        self._traces = _Traces(model)
+        self.optimizer = EngineOptimizer(model, optimizer, _config_of(context, model, optimizer))
+        self.model = self.optimizer.engine
+        accelerator.deepspeed_engine_wrapped = self.optimizer
+
+    def kind_of_step(self, kind: Any) -> Any:
+        """`kind`, which leaves to the engine what only that can do."""
+        return type("EngineStep", (EngineStep, kind), {})
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Context for a batch that is not the last of its update."""
+        self.model.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.model.set_gradient_accumulation_boundary(True)
+
+    def release(self, model: Any) -> tuple[Any, Any]:
+        """Return the bare model and the optimizer, which keeps its state for the next run."""
+        bare, _ = super().release(model)
+        if self._traces is not None:
+            self._accelerator.deepspeed_engine_wrapped = None
+            if has_shards(bare):
+                bare.__dict__["_deepspeed_engine"] = self.model
+            else:
+                self.model.destroy()
+                self._traces.remove()
+        return bare, self.optimizer
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """The optimizer of an engine, with the groups and settings of the one that it was made from.
+
+    DeepSpeed replaces the parameters in an optimizer by rows of their numbers. It gets a copy, and the settings here,
+    which schedules change, are passed on at each step.
+
+    Args:
+        model: the bare module.
+        given: the user's optimizer, or accelerate's `DummyOptim` for that of the config; or the one of the last run.
+        config: for the engine.
+
+    Attributes:
+        engine: of DeepSpeed.
+        inner: the optimizer in it.
+    """
+
+    def __init__(self, model: nn.Module, given: Any, config: dict[str, Any]) -> None:
+        state = None
+        if isinstance(given, EngineOptimizer):
+            given, state = given._given, given.state_dict()
+        self._given: Any = given
+        is_own = hasattr(given, "param_groups")
+        groups = given.param_groups if is_own else _groups_of(given.params)
+        self.engine = _initialize(model, _twin(given) if is_own else groups, config)
+        self.inner = self.engine.basic_optimizer
+        if getattr(self.engine.optimizer, "optimizer", self.inner) is not self.inner:
+            raise ConfigurationError(
+                f"DeepSpeed has replaced this {type(given).__name__} by another optimizer, which has other groups. Use "
+                "AdamW or SGD, or stage 0."
+            )
+        if not is_own:
+            for group, made in zip(groups, self.inner.param_groups, strict=True):
+                group.update({name: value for name, value in made.items() if name not in ("params", "step")})
+        super().__init__([{"params": []}], dict(self.inner.defaults))
+        self.param_groups = groups
+        outer = self.engine.optimizer
+        self.is_cut = outer is not self.inner
+        self._layout: Layout = layout_of(self.engine, [group["params"] for group in self._used()])
+        self._rows = {id(row.parameter): row for _, rows in self._layout for row in rows}
+        self._is_replica = torch.distributed.get_rank() > 0 and all(row.is_whole for row in self._rows.values())
+        self._must_take_weights = False
+        if state is not None:
+            for entry in state["state"].values():
+                entry.pop(_MAIN, None)  # the model's may have been changed meanwhile
+            self.load_state_dict(state)
+
+    def backward(self, loss: torch.Tensor, sync_gradients: bool = True) -> None:
+        """Add the gradients of a loss that is weighed already; `Accelerator.backward` calls this."""
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update the parameters, and discard the gradients."""
+        if self._must_take_weights:
+            self._take_weights()
+        for own, inner in zip(self._used(), self.inner.param_groups, strict=True):
+            inner.update({name: value for name, value in own.items() if name not in ("params", "step")})
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: the step of the engine does it."""
+
+    def piece_of(self, parameter: Any) -> Piece | None:
+        """The row of a parameter that this rank updates, as a target to load its state into."""
+        row = self._rows.get(id(parameter))
+        return None if row is None else row.piece(torch.empty(row.offset + row.count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in the form of any optimizer's, with this rank's pieces of its tensors.
+
+        Raises:
+            CheckpointError: if a tensor cannot be divided among parameters.
+        """
+        packed = super().state_dict()
+        state: dict[int, Any] = {}
+        for flat, rows in self._layout:
+            entries = dict(self.inner.state.get(flat, {}))
+            if rows and entries and rows[0].parameter.dtype != flat.dtype:
+                entries[_MAIN] = flat.detach()
+            for row, (key, value) in itertools.product(rows, entries.items()):
+                if isinstance(value, torch.Tensor) and value.shape == flat.shape and value.ndim:
+                    value = row.piece(value.contiguous(), is_replica=self._is_replica)
+                elif isinstance(value, torch.Tensor) and value.ndim:
+                    raise CheckpointError(
+                        f"The {type(self.inner).__name__} in DeepSpeed has {key!r} of shape {tuple(value.shape)} for "
+                        "numbers of several parameters, which cannot be saved. Use AdamW or SGD, or stage 0."
+                    )
+                state.setdefault(self._numbers()[id(row.parameter)], {})[key] = copy.copy(value)
+        used = [group for group in packed["param_groups"] if group["params"]]
+        for group, inner in zip(used, self.inner.param_groups, strict=True):
+            group.update({"step": inner["step"]} if "step" in inner else {})
+        scale = scale_of(self.engine.optimizer)
+        counts = {name: getattr(self.engine, name) for name in _COUNTS}
+        scales = {name: getattr(scale, name) for name in _SCALE if hasattr(scale, name)}
+        return {**packed, "state": state, "engine": {**counts, **scales}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state, whose tensors are whole or this rank's pieces."""
+        numbers = self._numbers()
+        for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            own.update({name: value for name, value in saved.items() if name != "params"})
+        for inner, own in zip(self.inner.param_groups, self._used(), strict=True):
+            inner.update({"step": own.pop("step")} if "step" in own else {})
+        self.inner.state.clear()
+        self._must_take_weights = self.is_cut
+        for flat, rows in self._layout:
+            entries = [state_dict["state"].get(numbers[id(row.parameter)], {}) for row in rows]
+            for key, first in next(filter(None, entries), {}).items():
+                if not isinstance(first, (torch.Tensor, Shard)) or not len(first.shape):
+                    is_on_device = any(group.get("fused") or group.get("capturable") for group in self.param_groups)
+                    moves = isinstance(first, torch.Tensor) and is_on_device
+                    self.inner.state[flat][key] = first.to(flat.device) if moves else copy.copy(first)
+                    continue
+                filled = torch.zeros_like(flat, memory_format=torch.contiguous_format)
+                for row, entry in zip(rows, entries, strict=True):
+                    if key in entry:  # else it never had a gradient
+                        row.of(filled).copy_(_row_of(entry[key], row.start, row.count))
+                if key == _MAIN:
+                    flat.copy_(filled)
+                    self._must_take_weights = False
+                else:
+                    self.inner.state[flat][key] = filled
+        for name, value in state_dict.get("engine", {}).items():
+            target = self.engine if name in _COUNTS else scale_of(self.engine.optimizer)
+            if target is not None:
+                setattr(target, name, value)
+
+    def _take_weights(self) -> None:
+        """Continue from the weights that the model has, not from those after the last step."""
+        self._must_take_weights = False
+        for flat, rows in self._layout:
+            for row in rows:
+                tensor = getattr(row.parameter, "ds_tensor", row.parameter).detach()
+                start = 0 if hasattr(row.parameter, "ds_tensor") else row.start
+                row.of(flat.detach()).copy_(tensor.reshape(-1)[start : start + row.count])
+
+    def _numbers(self) -> dict[int, int]:
+        every = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        return {id(parameter): number for number, parameter in enumerate(every)}
+
+    def _used(self) -> list[dict[str, Any]]:
+        """The groups that have parameters: the engine knows only these."""
+        return [group for group in self.param_groups if group["params"]]
+
+
+class EngineStep(Step):
+    """The part of a step that the engine changes; the other base is the step that the loop would use."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        schedule = self.context.trainer, "scheduler_step"
+        calls = self._calls[False]  # whether fp16 skips the update shows only afterwards
+        self._calls[False] = [(self, "step_schedule") if each == schedule else each for each in calls]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Those whose whole gradients this rank has: none, if the engine has cut them up."""
+        return [] if self.parts.optimizer.is_cut else super().parameters()
+
+    def complete_gradients(self) -> bool:
+        """Refuse what only the whole gradients could be scaled by."""
+        if self.late_counts.counts and self.parts.optimizer.is_cut:
+            raise ConfigurationError(
+                "`calculate_train_batch_loss` returns 'num_items_in_batch', which is too late for DeepSpeed: it has "
+                "cut up the gradients of earlier batches by then. Override `count_batch_items`, or use stage 0."
+            )
+        return super().complete_gradients()
+
+    def clip(self) -> None:
+        """Clip, unless the engine does it in its step."""
+        if not self.parts.optimizer.is_cut:
+            super().clip()
+
+    def applying(self) -> list[tuple[object, str]]:
+        """What applies the update, and takes from the engine what it alone knows."""
+        return [*super().applying(), (self, "after_engine")]
+
+    def after_engine(self) -> None:
+        """Count a skipped update, and note the norm of the gradient."""
+        optimizer = self.parts.optimizer
+        if not (applied := optimizer.engine.was_step_applied()):
+            self.parts.state.skipped_updates += 1
+        norm = optimizer.engine.get_global_grad_norm() if optimizer.is_cut else None
+        if norm is None:
+            return
+        if hasattr(self, "norms"):
+            self.norms = [torch.as_tensor(norm)]
+        elif applied and self.asked.settings.gradient_clip_norm is not None:
+            self.reports.gradient_norms.update(torch.as_tensor(norm))
+
+    def step_schedule(self) -> None:
+        """Step the schedule, unless the update was skipped."""
+        if self.parts.optimizer.engine.was_step_applied():
+            self.context.trainer.scheduler_step()
+
+
+class _Traces:
+    """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory shared by parameters, their dtype."""
+
+    def __init__(self, model: nn.Module) -> None:
+        stores = ((module._forward_hooks, module._forward_pre_hooks) for module in model.modules())
+        self._hooks: list[Any] = [(hooks, hooks.copy()) for hooks in itertools.chain.from_iterable(stores)]
+        self._parameters = [(each, each.dtype, set(vars(each))) for each in model.parameters()]
+
+    def remove(self) -> None:
+        for hooks, before in self._hooks:
+            hooks.clear()
+            hooks.update(before)
+        for parameter, dtype, names in self._parameters:
+            for name in set(vars(parameter)) - names:
+                delattr(parameter, name)
+            parameter.data = parameter.data.to(dtype, copy=True)
+            parameter.grad = None
+
+
+def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any:
+    room = require("deepspeed", needed_by="DeepSpeed")
+    given = {"model_parameters" if isinstance(optimizer, list) else "optimizer": optimizer}
+    return room.initialize(model=model, config=config, **given)[0]
+
+
+def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """The config for the engine: the accelerator's, without what the loop does, and with what the run asks for.
+
+    Raises:
+        ConfigurationError: if it asks for something else than the run.
+    """
+    parts, settings = context.parts, context.asked.settings
+    config: dict[str, Any] = copy.deepcopy(parts.accelerator.state.deepspeed_plugin.deepspeed_config)
+    rows, steps = settings.per_device_batch_size, settings.gradient_accumulation_steps or 1
+    clip = settings.gradient_clip_norm or 0.0
+    asked = {
+        "train_micro_batch_size_per_gpu": ("per_device_batch_size", rows),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps", steps),
+        "gradient_clipping": ("gradient_clip_norm", clip),
+        "train_batch_size": ("rows of an update", rows * steps * parts.ranks.count),
+    }
+    wrong = [
+        f"{name}: {config[name]!r}, but the run has {argument}={value!r}"
+        for name, (argument, value) in asked.items()
+        if optimizer is not None
+        and config.get(name, AUTO) not in (AUTO, value, 0.0)
+        and (name, config[name]) != ("gradient_accumulation_steps", 1)
+    ]
+    wrong += [
+        f"{path}: {value!r}, of which no state could be saved"
+        for path, value in _NOT_SAVED.items()
+        if _found(config, path) == value
+    ]
+    if wrong:
+        raise ConfigurationError(f"DeepSpeed's config has {'; '.join(wrong)}. Make them equal, or write {AUTO!r}.")
+    zero = config.setdefault("zero_optimization", {})
+    has_cut = bool(zero.get("stage")) or any(config.get(name, {}).get("enabled") is True for name in ("fp16", "bf16"))
+    of_loop = (
+        ("train_batch_size", "scheduler") if optimizer is not None else ("train_batch_size", "scheduler", "optimizer")
+    )
+    config = {name: value for name, value in config.items() if name not in of_loop}
+    if hasattr(optimizer, "param_groups"):
+        config["zero_allow_untested_optimizer"] = True
+        config["zero_force_ds_cpu_optimizer"] = False  # the user's own steps, wherever its state is
+    elif optimizer is not None:
+        given = config.get("optimizer", {}).get("params", {})
+        given.update({name: getattr(optimizer, name) for name in ("lr", "weight_decay") if given.get(name) == AUTO})
+    config.update(
+        train_micro_batch_size_per_gpu=rows or 1,
+        gradient_accumulation_steps=1,
+        gradient_clipping=clip if has_cut else 0.0,
+    )
+    return _without_auto(config)
+
+
+def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
+    """Reject what DeepSpeed cannot train."""
+    settings, kind = context.asked.settings, type(optimizer).__name__
+    reason = None
+    if isinstance(optimizer, Optimizers):
+        reason = "there are several optimizers, and an engine steps one: make it of groups"
+    elif not isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "params"):
+        reason = f"the optimizer is a {kind}: give one of torch's"
+    elif context.parts.mode.has_modes:
+        reason = f"{kind} changes the weights between training and evaluation: use another optimizer"
+    elif settings.gradient_clip_value is not None or isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
+        reason = "no rank has whole gradients to clip so: give one number as `gradient_clip_norm`"
+    elif scalars := [name for name, each in model.named_parameters() if not each.ndim]:
+        reason = f"the parameters {', '.join(scalars)} have no dimension: give them the shape (1,)"
+    if reason is not None:
+        raise ConfigurationError(f"DeepSpeed cannot train this: {reason}.")
+
+
+def _twin(optimizer: Any) -> Any:
+    """A second optimizer of the same kind and settings for the same parameters, without state."""
+    twin = copy.copy(optimizer)
+    vars(twin).pop("step", None)  # schedules put one there, which steps the original
+    twin.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+    twin.state = defaultdict(dict)
+    return twin
+
+
+def _groups_of(parameters: Any) -> list[dict[str, Any]]:
+    listed = list(parameters)
+    return [dict(each) for each in listed] if isinstance(listed[0], dict) else [{"params": listed}]
+
+
+def _row_of(value: Any, start: int, count: int) -> torch.Tensor:
+    if isinstance(value, Shard):
+        return value.part
+    row: torch.Tensor = value.reshape(-1)[start : start + count]
+    return row
+
+
+def _found(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
+def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with DeepSpeed's own values where nobody has filled in another one."""
+    return {
+        name: _without_auto(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if value != AUTO
+    }
