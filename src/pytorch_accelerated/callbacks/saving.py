@@ -326,19 +326,20 @@ class SaveTrainingStateCallback(StateSaver):
             minutes is not None
             and self._agreed_seconds_since_save(trainer.run_context.parts.ranks, updates) >= 60 * minutes
         )
-        if is_late or _is_multiple(updates, self.policy.every_n_updates):
+        every = self.policy.every_n_updates
+        if is_late or (every is not None and updates % every == 0):
             self._request(trainer, f"step_{updates}")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save if the number of epochs says so, and after the last epoch."""
-        epoch = trainer.run_history.current_epoch
+        epoch, every = trainer.run_history.current_epoch, self.policy.every_n_epochs
         if self.retention.best is not None:
             history, ranks = trainer.run_history, trainer.run_context.parts.ranks
             # Retention reads the values from the states, later and on one rank. A name that nothing records, or a
             # value that can't be compared, must fail here, on all ranks.
             self._watched.check_recorded(history, ranks)
             self._watched.new_values(history, ranks, self.state_key)
-        if _is_multiple(epoch, self.policy.every_n_epochs):
+        if every is not None and epoch % every == 0:
             self._request(trainer, f"epoch_{epoch}")
         if self.save_at_end and trainer.run_context.is_last_epoch:
             self._request_final(trainer)
@@ -403,10 +404,6 @@ class SaveTrainingStateCallback(StateSaver):
 
     def _listed_states(self) -> list[tuple[Path, Manifest]]:
         return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
-
-
-def _is_multiple(number: int, of: int | None) -> bool:
-    return of is not None and number % of == 0
 
 
 def tell_of_earlier(print_on_node: Callable[[str], None], paths: Sequence[Path], fate: str) -> None:

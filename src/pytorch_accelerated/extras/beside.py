@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.record import Pace, warn_user
-from pytorch_accelerated.states import FolderLock, disk, explained, identity_of, list_states, read_manifest, replacing
+from pytorch_accelerated.states import FolderLock, disk, identity_of, list_states, read_manifest, write_whole
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
@@ -159,8 +159,7 @@ def _path(folder: Path, identity: str, kind: str = "json") -> Path:
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
-    with explained(path), replacing(path) as file:
-        disk.write(file, json.dumps(result, indent=1).encode())
+    write_whole(path, [json.dumps(result, indent=1).encode()])
 
 
 def evaluate_states(trainer: Trainer, folder: Path, *, follow: bool, **arguments: Any) -> None:

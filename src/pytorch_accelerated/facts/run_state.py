@@ -82,10 +82,10 @@ class RunState:
     def state_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON. `totals` has the others."""
         state = {**dataclasses.asdict(self), "phase": self.phase.value}
-        for name in ("evaluated_sets", "is_cut"):
-            if not state[name]:
-                del state[name]  # older versions do not know it
-        return {name: value for name, value in state.items() if name not in self.totals}
+        unknown = [name for name in ("evaluated_sets", "is_cut") if not state[name]]  # to older versions
+        for name in (*unknown, *self.totals):
+            del state[name]
+        return state
 
     @property
     def totals(self) -> dict[str, int]:

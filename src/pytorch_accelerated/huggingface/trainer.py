@@ -54,7 +54,7 @@ from pytorch_accelerated.huggingface.training_args import TrainingArguments, set
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.ranks.optimizers import as_one
 from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states.publish import explained
+from pytorch_accelerated.states.publish import explained, write_whole
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -608,7 +608,7 @@ class Trainer(TrainerHooks):
     def save_state(self) -> None:
         """Write `state` to ``trainer_state.json`` in ``args.output_dir``, on the first process."""
         if self.is_world_process_zero():
-            saving.write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
+            write_whole(output_dir_of(self.args) / TRAINER_STATE_NAME, [self.state.to_json().encode()])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration and arguments to a folder, by default ``args.output_dir``.

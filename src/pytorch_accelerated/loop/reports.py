@@ -47,9 +47,8 @@ class LossReports:
     def complete_records(self) -> None:
         """Add the step records that have ended to the history, and tell the callbacks."""
         recorder = self.recorder
-        if recorder is None or not recorder.is_pending:
-            return
-        if recorder.complete(self._parts.ranks.exchange_numbers(recorder.measurements())):
+        measured = [] if recorder is None else recorder.measurements()
+        if recorder is not None and measured and recorder.complete(self._parts.ranks.exchange_numbers(measured)):
             self._emitter.emit("on_step_records")
 
     def mark_rest(self) -> None:

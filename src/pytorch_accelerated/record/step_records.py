@@ -481,13 +481,11 @@ class StepRecorder:
         """The samples of the current epoch among the first `samples` of the history."""
         return max(0, samples - self._samples_before_epoch)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether a record has ended that is not in the history yet."""
-        return bool(self._marks)
-
     def measurements(self) -> list[int]:
-        """What the ranks must tell each other before `complete`. May wait for the device."""
+        """What the ranks must tell each other before `complete`; nothing if no record has ended.
+
+        May wait for the device.
+        """
         if not self._marks:
             return []
         own = [(*part, *mark.times[:2]) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]

@@ -24,7 +24,7 @@ from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
 from pytorch_accelerated.states.portable import save_portable
-from pytorch_accelerated.states.publish import explained, remove_state, replacing
+from pytorch_accelerated.states.publish import explained, remove_state, replacing, write_whole
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
 from pytorch_accelerated.states.training_state import save_run
@@ -60,4 +60,5 @@ __all__ = [
     "save_portable",
     "save_run",
     "verify",
+    "write_whole",
 ]

@@ -165,7 +165,9 @@ class _Encoder:
         if kind in (list, tuple, torch.Size):
             # Asked here once more: a history has hundreds of thousands of such items, and the run waits for this.
             items = [
-                item if _is_json(item) else self.encode(item, f"{path}[{index}]", depth + 1)
+                item
+                if type(item) is int and abs(item) < 2**63 or _is_json(item)
+                else self.encode(item, f"{path}[{index}]", depth + 1)
                 for index, item in enumerate(value)
             ]
             return items if kind is list else {"$": "tuple" if kind is tuple else "size", "items": items}

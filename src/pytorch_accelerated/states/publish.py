@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from io import FileIO
@@ -41,6 +41,7 @@ from pytorch_accelerated.states.verify import (
     WORTH_A_THREAD,
     add_rest,
     list_states,
+    note_manifest,
     open_plain_file,
     read_manifest,
 )
@@ -71,9 +72,9 @@ class StagedFolder:
         Raises:
             CheckpointError: if writing fails; says at which position.
         """
-        entries, flushes = [], []
+        entries, flushes, doing = [], [], ""
         with (
-            explained(self.final),
+            explained(self.final, lambda: doing),
             contextlib.ExitStack() as opened,
             ThreadPoolExecutor(_FLUSHES_AT_ONCE) as flushing,
             ThreadPoolExecutor(1) as hashing,
@@ -82,14 +83,20 @@ class StagedFolder:
                 file = opened.enter_context(disk.create_file(self.staging / name))
                 digest, size_bytes = hashlib.sha256(), 0
                 hashed: list[Future[None]] = []
-                for piece in _pieces(chunks):
+                # In pieces that stay in the processor's cache from their hashing to their writing.
+                for piece in (
+                    memoryview(chunk)[start : start + CHUNK_BYTES]
+                    for chunk in chunks
+                    for start in range(0, len(chunk), CHUNK_BYTES)
+                ):
                     wait(hashed)
                     if len(piece) < WORTH_A_THREAD:
                         digest.update(piece)
                     else:  # hashing and writing take about as long, and both release the interpreter's lock
                         hashed = [hashing.submit(digest.update, piece)]
-                    with explained(self.final, f"writing {len(piece)} bytes at position {size_bytes} of {name!r}"):
-                        disk.write(file, piece)
+                    doing = f"writing {len(piece)} bytes at position {size_bytes} of {name!r}"
+                    disk.write(file, piece)
+                    doing = ""
                     size_bytes += len(piece)
                 wait(hashed)
                 entries.append(FileEntry(name, size_bytes, digest.hexdigest()))
@@ -145,7 +152,9 @@ class StagedFolder:
         # counts its updates from there again, so the folder counts the saves.
         parent = self.final.parent
         known = [highest_serials.get(parent, 0), *(manifest.serial for _, manifest in list_states(parent))]
-        self.publish(dump_manifest(Manifest(1 + max(known), facts, files)))
+        manifest = Manifest(1 + max(known), facts, files)
+        self.publish(dump_manifest(manifest))
+        note_manifest(self.final, manifest)
 
     def publish(self, manifest: bytes) -> None:
         """Publish the folder, with a manifest that lists its files. To be called by one rank.
@@ -169,23 +178,16 @@ class StagedFolder:
                 raise
             disk.flush_folder(self.final.parent)  # before that, a power cut may undo the moves
         if replaced is not None:
-            # The new state is safe; if the old one cannot be deleted now, a later `sweep` will do it.
+            # The new state is safe; if the old one cannot be deleted now, a later save will do it.
             with contextlib.suppress(CheckpointError):
                 remove_state(replaced)
 
     def abort(self) -> None:
         """Delete what was written so far. To be called by one rank if any has failed; no effect after `commit`."""
         if self.staging.exists():
-            # The error that caused the abort is the one to report; a later `sweep` will delete what is left.
+            # The error that caused the abort is the one to report; a later save will delete what is left.
             with contextlib.suppress(OSError):
                 _remove_tree(self.staging)
-
-
-def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """Chunks in pieces that stay in the processor's cache from their hashing to their writing."""
-    for chunk in chunks:
-        for start in range(0, len(chunk), CHUNK_BYTES):
-            yield memoryview(chunk)[start : start + CHUNK_BYTES]
 
 
 def plain_files(folder: Path) -> list[str]:
@@ -211,8 +213,7 @@ def cover_changes(folder: Path) -> list[str]:
     changed = [name for name in (*entries, *(listed.keys() - entries)) if entries.get(name) != listed.get(name)]
     if changed:
         files = tuple(entries[name] for name in sorted(entries))
-        with explained(folder), replacing(path) as file:
-            disk.write(file, dump_manifest(dataclasses.replace(manifest, files=files)))
+        write_whole(path, [dump_manifest(dataclasses.replace(manifest, files=files))])
     return changed
 
 
@@ -241,8 +242,7 @@ def begin(final: str | os.PathLike[str], *, keeps_files: bool = False) -> Staged
         make_folders(final.parent)
         staging = hidden_sibling(final, "partial")
         disk.create_folder(staging)
-        # The file system may be on another host, so its own clock says how old the files of dead processes are.
-        sweep(final.parent, now=staging.stat().st_mtime)
+        _sweep_beside(staging)
     return StagedFolder(staging, final)
 
 
@@ -266,6 +266,17 @@ def remove_state(folder: Path) -> None:
         _remove_tree(partial)
 
 
+def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
+    """Write or replace a file atomically, and create missing folders. For one rank.
+
+    Raises:
+        CheckpointError: if the disk fails; an earlier file is unchanged.
+    """
+    with explained(path), replacing(path.resolve()) as file:
+        for data in contents:
+            disk.write(file, data)
+
+
 @contextlib.contextmanager
 def replacing(final: Path) -> Iterator[FileIO]:
     """A new file, which replaces `final` when the block ends, or not at all. Creates missing parents. For one rank.
@@ -277,7 +288,7 @@ def replacing(final: Path) -> Iterator[FileIO]:
     partial = hidden_sibling(final, "partial")
     try:
         with disk.create_file(partial) as file:
-            sweep(final.parent, now=partial.stat().st_mtime)
+            _sweep_beside(partial)
             yield file
             disk.flush(file)
         disk.move(partial, final)
@@ -297,14 +308,16 @@ def make_folders(folder: Path) -> None:
         disk.flush_folder(folder.parent)
 
 
-def sweep(parent: Path, *, now: float) -> None:
-    """Clean up after dead processes in `parent`: delete unfinished files and folders, restore half-replaced states.
+def _sweep_beside(own: Path) -> None:
+    """Clean up after dead processes next to `own`, a new file or folder of this one.
 
-    `now` is the time by the clock of the file system.
+    Unfinished files and folders are deleted, half-replaced states restored.
     """
+    # The file system may be on another host, so its own clock says how old the files of dead processes are.
+    parent, now = own.parent, own.stat().st_mtime
     for name in sorted(os.listdir(parent)):
         hidden = HiddenName.parse(name)
-        if hidden is None:
+        if hidden is None or name == own.name:
             continue
         path = parent / name
         with contextlib.suppress(OSError):  # it may belong to another user, or another process may sweep too
@@ -317,11 +330,12 @@ def sweep(parent: Path, *, now: float) -> None:
 
 
 @contextlib.contextmanager
-def explained(final: Path, doing: str = "") -> Iterator[None]:
-    """Turn an error of the operating system into a `CheckpointError`."""
+def explained(final: Path, doing: str | Callable[[], str] = "") -> Iterator[None]:
+    """Turn an error of the operating system into a `CheckpointError`, which tells what we were `doing`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
+        doing = doing if isinstance(doing, str) else doing()
         raise CheckpointError(
             f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. Earlier saves are unchanged. Check "
             "free space, quota and permissions of the disk, then save again."

@@ -239,7 +239,7 @@ def held_states(held: Mapping[str, Any], *, warns: bool) -> dict[str, Any]:
         state = part.state_dict() if module is None else canonical_state_dict(module)
         if hasattr(part, "param_groups"):
             state = without_callables(state)
-        if reason := _complaint_about(state, path):
+        if state and (reason := _complaint_about(state, path)):
             reasons.append(reason)
         elif state:
             states[path] = state

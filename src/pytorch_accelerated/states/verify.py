@@ -229,10 +229,20 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
     return states, complaints
 
 
+_written: dict[tuple[Any, ...], Manifest] = {}  # by this process, until somebody asks for them
+
+
+def note_manifest(folder: Path, manifest: Manifest) -> None:
+    """Note what this process has just written, which it needn't read back to know."""
+    with contextlib.suppress(FileNotFoundError):  # another process may have replaced the folder
+        facts = os.lstat(folder / MANIFEST_NAME)
+        _written[folder, facts.st_ino, facts.st_mtime_ns, facts.st_size] = manifest
+
+
 @functools.lru_cache(maxsize=4096)
 def _manifest_as_of(folder: Path, *identity: int) -> Manifest:
-    """The manifest of a folder, which is read only once: each save and each retention asks for all of them."""
-    return read_manifest(folder)
+    """The manifest of a folder, which is read at most once: each save and each retention asks for all of them."""
+    return _written.pop((folder, *identity), None) or read_manifest(folder)
 
 
 def state_folders(parent: Path) -> list[Path]:

@@ -27,9 +27,9 @@ def canonical_state_dict(module: nn.Module) -> OrderedDict[str, Any]:
     Only the prefixes of torch's own wrappers (such as DDP, FSDP and compiled modules) are removed: a user's submodule
     called ``module`` keeps its name. The tensors are the live ones, not copies.
     """
-    state = type(module).state_dict(module)
+    state, canonical = type(module).state_dict(module), _canonical_names(module)
     state.update(pieces_of(module))
-    return _renamed(state, _canonical_names(module))
+    return state if canonical is str and type(state) is OrderedDict else _renamed(state, canonical)
 
 
 def check_canonical(module: nn.Module, state: Any, *, may_lack: Collection[str] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.text import printable
-from pytorch_accelerated.states import disk, explained, replacing
+from pytorch_accelerated.states import write_whole
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface import Trainer
@@ -71,12 +71,7 @@ def _readable(name: str, value: Any) -> Any:
 
 def _write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     # Python writes and reads metrics that are not finite as NaN and Infinity.
-    _write(path, json.dumps(dict(metrics), indent=4, sort_keys=True))
-
-
-def _write(path: Path, text: str) -> None:
-    with explained(path), replacing(path.resolve()) as file:
-        disk.write(file, text.encode())
+    write_whole(path, [json.dumps(dict(metrics), indent=4, sort_keys=True).encode()])
 
 
 def write_card(
@@ -136,7 +131,7 @@ def write_card(
     for title, values in parts.items():
         if values:
             lines += ["", f"## {title}", "", *(f"- `{key}`: {_json(value)}" for key, value in values.items())]
-    _write(folder / "README.md", "\n".join([*lines, ""]))
+    write_whole(folder / "README.md", ["\n".join([*lines, ""]).encode()])
 
 
 def _results(tasks: Any, datasets: Any, tags: Any, arguments: Any, last: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

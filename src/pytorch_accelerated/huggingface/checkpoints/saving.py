@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ from pytorch_accelerated.huggingface.arguments.argument import unsupported_names
 from pytorch_accelerated.huggingface.trainer_utils import checkpoint_step, sort_checkpoints, warn
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.sharding import has_shards, is_sharded, own_part, whole
-from pytorch_accelerated.states import disk
 from pytorch_accelerated.states.codec import chunks, encode, read_tensors
 from pytorch_accelerated.states.disk import explained_reading, is_file
 from pytorch_accelerated.states.layout import MANIFEST_NAME, SHARDS_NAME, Manifest
 from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE
 from pytorch_accelerated.states.portable import load_portable, save_portable
-from pytorch_accelerated.states.publish import explained, make_folders, replacing
+from pytorch_accelerated.states.publish import make_folders, write_whole
 from pytorch_accelerated.states.state_folder import part_names, read_state
 from pytorch_accelerated.states.training_state import TRAINING_WEIGHTS
 from pytorch_accelerated.states.verify import (
@@ -148,13 +147,6 @@ def save_states(folder: Path, states: Mapping[str, Any]) -> None:
     """Write each of the states to the file that it is named by."""
     for name, state in states.items():
         save_portable(folder / name, state)
-
-
-def write_whole(path: Path, contents: Iterable[bytes | memoryview]) -> None:
-    """Write or replace a file atomically, and create missing folders. Call it on one rank."""
-    with explained(path), replacing(path.resolve()) as file:
-        for data in contents:
-            disk.write(file, data)
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
