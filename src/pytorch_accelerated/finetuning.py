@@ -8,6 +8,7 @@ from torch import nn
 
 from pytorch_accelerated.errors import LayerGroupIndexError
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
+from pytorch_accelerated.ranks.wrappers import innermost
 
 
 class LayerGroup(NamedTuple):
@@ -66,14 +67,14 @@ class ModelFreezer:
     check only once which parameters have gradients.
 
     Args:
-        model: the bare model, ``trainer.get_model()``.
+        model: the model, ``trainer.get_model()``; of a wrapped one that inside.
         freeze_batch_norms: False excludes batch norms from freezing, as is usual when the new data has other
             statistics: their weights stay trainable, and in training mode they still normalise by the batch and update
             their running statistics. `set_modules_as_eval` does not change them either.
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
-        self.model = model
+        self.model = innermost(model)
         self.freeze_batch_norms = freeze_batch_norms
 
     def get_layer_groups(self) -> list[LayerGroup]:

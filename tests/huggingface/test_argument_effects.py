@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import DistributedType
 
 from pytorch_accelerated.huggingface import TrainingArguments
-from pytorch_accelerated.huggingface.arguments.parallel import warn_about_idle_devices
 from pytorch_accelerated.huggingface.training_args import logger
 from tests.huggingface.runs import Regression, losses, make_trainer
 from tests.huggingface.texts import WORDS, tiny_classifier
@@ -16,15 +16,22 @@ from tests.huggingface.texts import WORDS, tiny_classifier
 # ------------------------------------------------------------------------------- precision, memory, compilation
 
 
-def test_a_process_that_uses_one_of_several_devices_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = TrainingArguments()
+def test_a_process_without_a_launcher_uses_all_devices_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    args: Any = TrainingArguments(per_device_eval_batch_size=3)
+    assert (args.n_gpu, args._n_gpu, args.train_batch_size, args.eval_batch_size) == (0, 0, 8, 3)
+    state = args.distributed_state
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
-    monkeypatch.setattr(args.distributed_state, "device", torch.device("cuda", 0))
-    assert (args.n_gpu, args.train_batch_size, args.eval_batch_size) == (1, 8, 8)
-    with pytest.warns(UserWarning, match="sees 4 devices and uses one.*torchrun --nproc-per-node 4"):
-        warn_about_idle_devices(args)
-    monkeypatch.setattr(args.distributed_state, "num_processes", 4)
-    warn_about_idle_devices(args)
+    monkeypatch.setattr(state, "device", torch.device("cuda"))
+    assert (args.n_gpu, args._n_gpu, args.train_batch_size, args.eval_batch_size) == (4, 4, 32, 12)
+    assert (args.parallel_mode.value, args.to_sanitized_dict()["train_batch_size"]) == ("not_distributed", 32)
+    args._n_gpu = 1  # as scripts do
+    assert (args.n_gpu, args.train_batch_size, args.parallel_mode.value) == (1, 8, "not_parallel")
+    args = TrainingArguments()
+    monkeypatch.setattr(state, "device", torch.device("cuda", 1))  # one that somebody has chosen
+    assert (args.n_gpu, args.train_batch_size) == (1, 8)
+    monkeypatch.setattr(state, "device", torch.device("cuda"))
+    monkeypatch.setattr(state, "distributed_type", DistributedType.MULTI_GPU)
+    assert (args.n_gpu, args.train_batch_size) == (1, 8)
 
 
 def test_activations_are_computed_twice(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
     bare = trainer.get_model(keep_torch_compile=False)
     if has_shards(bare):
         raise ConfigurationError("A sharded model cannot be exported. Load its weights into a whole one first.")
-    with _calls_of(bare) as calls:
+    with _calls_of(trainer, bare) as calls:
         predictions = trainer.predict(DataLoaderSlice(loader, 1))
     if not calls:
         raise ConfigurationError(
@@ -66,17 +66,19 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
 
 
 @contextlib.contextmanager
-def _calls_of(model: nn.Module) -> Iterator[list[tuple[tuple[Any, Any], Any]]]:
-    """The arguments and outputs of all calls of a model, on the CPU."""
+def _calls_of(trainer: Trainer, model: nn.Module) -> Iterator[list[tuple[tuple[Any, Any], Any]]]:
+    """The arguments and outputs of all calls of a model, on the CPU. Meanwhile it is that of `trainer`."""
     calls: list[tuple[tuple[Any, Any], Any]] = []
 
     def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         calls.append(map_leaves(_on_cpu, ((args, kwargs), output), keep_mappings=True))
 
     hook = model.register_forward_hook(note, with_kwargs=True)
+    wrapped, trainer.model = trainer.model, model  # replicas in a wrapper would each make a call, of a part of the rows
     try:
         yield calls
     finally:
+        trainer.model = wrapped
         hook.remove()
 
 

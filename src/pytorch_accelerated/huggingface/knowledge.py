@@ -14,6 +14,7 @@ import torch
 
 from pytorch_accelerated.data.building import refuse_several
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.ranks.wrappers import bare_model
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
@@ -92,7 +93,8 @@ def _parameters_of_forward(model: Any) -> list[str]:
 
 
 def inner_model(model: Any) -> Any:
-    """The model inside a PEFT wrapper, whose own forward accepts anything."""
+    """The model inside of wrappers of torch and PEFT, whose own forward accepts anything."""
+    model = bare_model(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -224,7 +226,7 @@ def names_left_out(model: Any) -> Sequence[str]:
 
 def returns_loss_by_itself(model: Any) -> bool:
     """Whether the model returns a loss without labels, like models that compare pairs."""
-    parameter = inspect.signature(model.forward).parameters.get("return_loss")
+    parameter = inspect.signature(bare_model(model).forward).parameters.get("return_loss")
     return parameter is not None and parameter.default is True
 
 

@@ -129,7 +129,6 @@ class Trainer(TrainerHooks):
         args.check()
         refusing.refuse_hooks_that_do_not_exist(type(self))
         parallel.refuse_processes(args)
-        parallel.warn_about_idle_devices(args)
         set_log_level(args)
         parallel.seed_run(args)  # before `model_init`, which draws the weights
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
@@ -160,9 +159,10 @@ class Trainer(TrainerHooks):
             pads = callable(getattr(processing_class, "pad", None))
             data_collator = knowledge.PaddingCollator(processing_class) if pads else knowledge.default_data_collator
         self.data_collator = data_collator
-        self._train_batch_size = args.train_batch_size
         self._eval_dataloaders = {}
         self.model = model if model_init is None else self.call_model_init()
+        parallel.choose_gpus(args, self.model)
+        self._train_batch_size = args.train_batch_size
         self.label_smoother = None
         if args.label_smoothing_factor:
             room = require("pytorch_accelerated.extras.huggingface.smoothing", needed_by="`label_smoothing_factor`")
@@ -206,6 +206,15 @@ class Trainer(TrainerHooks):
                 return refusing.READ_BY_SCRIPTS[name](self)
             refusing.refuse_method(type(self), name)
             return super().__getattribute__(name)  # raises the original error, also one from inside a property
+
+    @property
+    def model(self) -> Any:
+        """The model, not wrapped for a training; in `DataParallel` if its user has put it into one."""
+        return vars(self)["model"]
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        vars(self)["model"] = parallel.in_replicas(self, model, count=1)
 
     # ----------------------------------------------------------------------------------------------- training
 

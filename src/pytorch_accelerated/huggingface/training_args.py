@@ -36,7 +36,7 @@ from pytorch_accelerated.states.disk import working_folder
 logger = logging.getLogger("pytorch_accelerated.huggingface")
 # Attributes of transformers' arguments that scripts read and that aren't arguments here.
 _READ_BY_SCRIPTS: dict[str, Callable[[TrainingArguments], Any]] = {
-    "_n_gpu": lambda args: args.n_gpu,
+    "_n_gpu": lambda args: args.n_gpu,  # unless a script has set it
     "_setup_devices": lambda args: args.device,
     "framework": lambda args: "pt",
     "fsdp_plugin_args": lambda args: None,
@@ -193,13 +193,13 @@ class TrainingArguments(Arguments):
 
     @property
     def train_batch_size(self) -> int:
-        """Rows of a training batch on this process, which has one device."""
-        return self.per_device_train_batch_size
+        """Rows of a training batch on this process, over all of its devices."""
+        return self.per_device_train_batch_size * max(1, self.n_gpu)
 
     @property
     def eval_batch_size(self) -> int:
-        """Rows of an evaluation batch on this process, which has one device."""
-        return self.per_device_eval_batch_size
+        """Rows of an evaluation batch on this process, over all of its devices."""
+        return self.per_device_eval_batch_size * max(1, self.n_gpu)
 
     @property
     def world_size(self) -> int:
@@ -224,13 +224,22 @@ class TrainingArguments(Arguments):
 
     @property
     def n_gpu(self) -> int:
-        """The number of GPUs that this process uses, 1, or 0 on the CPU."""
-        return int(self.device.type != "cpu")
+        """The number of GPUs that this process uses: 0 on the CPU, 1 if a launcher started it, else all that it sees.
+
+        Scripts set `_n_gpu` to use fewer.
+        """
+        if "_n_gpu" in vars(self):
+            return int(vars(self)["_n_gpu"])
+        state, kind = self.distributed_state, self.device.type
+        uses_all = state.distributed_type.value == "NO" and self.device.index is None and kind not in ("cpu", "mps")
+        return torch.accelerator.device_count() if uses_all else int(kind != "cpu")
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this process trains alone or with others."""
-        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+        """Whether this process trains alone or with others, and on several devices."""
+        if self.world_size > 1:
+            return ParallelMode.DISTRIBUTED
+        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def should_save(self) -> bool:

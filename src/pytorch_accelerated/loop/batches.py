@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DataParallel
 
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import described
@@ -41,7 +42,11 @@ def batch_loss(
     is_sequence = isinstance(batch, (tuple, list))  # asked first: an abstract class takes far longer
     if not is_sequence and isinstance(batch, Mapping):
         outputs = model(**accepted_inputs(model, batch, hook=hook))
-        loss = own_loss(outputs) if loss_func is None else _loss_of_dict(loss_func, outputs, batch, hook=hook)
+        loss = (
+            _mean(own_loss(outputs), model, size)
+            if loss_func is None
+            else _loss_of_dict(loss_func, outputs, batch, hook=hook)
+        )
         return {"loss": loss, "model_outputs": outputs, "batch_size": size}
     if not is_sequence or len(batch) < 2:
         raise _cannot_use(batch, hook, "a tuple or list that begins with inputs and targets, or a dict of named inputs")
@@ -133,6 +138,14 @@ def own_loss(outputs: Any) -> Any:
         f"The trainer has no loss function (`loss_func` is None), so the model must return its loss, but it returned "
         f"{described(outputs)}. Pass a loss function, or put the labels into the batch so that the model can."
     )
+
+
+def _mean(loss: Any, model: Any, rows: int | None) -> Any:
+    """The loss of a batch whose rows `DataParallel` has cut, from one for each part, which is a mean of its rows."""
+    if not isinstance(model, DataParallel) or loss.ndim != 1 or not rows:
+        return loss
+    parts = loss.new_empty(rows).chunk(len(model.device_ids))
+    return sum(part * (len(cut) / rows) for part, cut in zip(loss, parts, strict=True))
 
 
 @functools.lru_cache(maxsize=16)

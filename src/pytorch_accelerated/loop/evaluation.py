@@ -23,7 +23,7 @@ from pytorch_accelerated.prediction.stored import collect_predictions
 from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.ranks import map_tensors
 from pytorch_accelerated.ranks.sharding import has_shards
-from pytorch_accelerated.ranks.wrappers import bare_model
+from pytorch_accelerated.ranks.wrappers import PARALLEL
 from pytorch_accelerated.record.loss import LossTracker
 
 # A number of batches, not of seconds: sums of losses must be divided at the same places in each run.
@@ -52,7 +52,8 @@ class Pass:
         """
         context = self.context
         with context.parts.mode.evaluating(), kept() as before:
-            model = bare_model(context.parts.model)  # a wrapper would wait for ranks that have no batch
+            model = context.parts.model
+            model = model.module if isinstance(model, PARALLEL) else model  # it would wait for ranks without a batch
             before.attributes(context.parts, model=model)
             before.attributes(context.parts.reports, losses=LossTracker(), position_in_pass=None)
             if context.parts.ranks.count > 1:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.ranks.accelerators import refuse_idle_fp8
 from pytorch_accelerated.ranks.compat.accelerate import forget_prepared
 from pytorch_accelerated.ranks.keeping import kept
@@ -62,11 +63,17 @@ class PreparedModel:
         self.optimizer = optimizer
         is_sharded = has_shards(model)
         self._hook: RemovableHandle | None = None  # until the model is called
+        self._autocast_hook: RemovableHandle | None = None
         self.gradient_order: GradientOrder | None = None
         self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_sharded)
         if not isinstance(model, nn.Module):
             return
         if compile_arguments is not False:
+            if isinstance(model, DataParallel):
+                raise ConfigurationError(
+                    "`compile_model` is set, but the model is in DataParallel, whose replicas would all call the one "
+                    "that was compiled. Leave it out, or start one process for each device with torchrun."
+                )
             compile_in_place(model, compile_arguments)
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
@@ -80,6 +87,8 @@ class PreparedModel:
                 move_state(optimizer)
         else:
             self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if isinstance(model, DataParallel) and accelerator.mixed_precision == "bf16":
+            self._autocast_hook = model.module.register_forward_pre_hook(lambda *_: _autocast_to_bf16(accelerator))
         if for_training and isinstance(self.model, PARALLEL):
             self._hook = self.model.register_forward_pre_hook(lambda *_: self._forget_calls())
         rebuilds_buckets = isinstance(self.model, DistributedDataParallel) and not (
@@ -119,6 +128,8 @@ class PreparedModel:
             model: the trainer's current model. If a callback has replaced it for good, the replacement is kept.
         """
         self._forget_calls()
+        if self._autocast_hook is not None:
+            self._autocast_hook.remove()
         if self.gradient_order is not None:
             self.gradient_order.release()
         bare = getattr(self._bare_model, "__dict__", {})
@@ -129,6 +140,12 @@ class PreparedModel:
                 bare["forward"] = self._forward
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def _autocast_to_bf16(accelerator: Accelerator) -> None:
+    """Set the type of autocast, if it is on: the thread of a replica begins with that of the device, float16."""
+    if torch.is_autocast_enabled(accelerator.device.type):
+        torch.set_autocast_dtype(accelerator.device.type, torch.bfloat16)
 
 
 class GradientOrder:

@@ -28,7 +28,7 @@ PARALLEL: Any = (Parallel,)
 
 def innermost(model: Any) -> Any:
     """The user's own model inside of data-parallel and compilation wrappers."""
-    inner = model.module if isinstance(model, PARALLEL + (DataParallel,)) else uncompiled(model)
+    inner = bare_model(model, keeps_compiled=False)
     return innermost(inner) if inner is not model and isinstance(inner, nn.Module) else model
 
 
@@ -39,7 +39,7 @@ def bare_model(model: Any, *, keeps_compiled: bool = True) -> Any:
         model: a module, wrapped or not.
         keeps_compiled: False to also remove the wrapper of the user's own ``torch.compile(model)``.
     """
-    while isinstance(model, PARALLEL):
+    while isinstance(model, PARALLEL + (DataParallel,)):
         model = model.module
     return model if keeps_compiled else uncompiled(model)
 

@@ -172,9 +172,9 @@ def summarise(
     watching = _OneUpdate(processes or 1)
     with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
         counter = FlopCounterMode(display=False)
-        with watching.noting(trainer.get_model()), counter:
+        model = trainer.model = trainer.get_model()  # replicas in a wrapper would be other modules
+        with watching.noting(model), counter:
             trainer.train(train_dataset, None, **arguments)
-        model = trainer.get_model()
         parameters = list(model.parameters())
         stepped = watching.stepped or set(map(id, parameters))
         trained = {id(each) for each in parameters if each.requires_grad and id(each) in stepped}

@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DataParallel
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import set_seed
 from pytorch_accelerated.huggingface.arguments.fields import Arguments
+from pytorch_accelerated.huggingface.knowledge import has_own_place
 from pytorch_accelerated.huggingface.trainer_utils import enable_full_determinism, warn
 from pytorch_accelerated.ranks.compat.extras import unsplittable_layers
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
 
 if TYPE_CHECKING:
+    from pytorch_accelerated.huggingface.hooks import TrainerHooks
     from pytorch_accelerated.huggingface.training_args import TrainingArguments
 
 # Whether a layer is sharded again after its forward. "auto_wrap" changes nothing: layers are always wrapped.
@@ -89,12 +91,27 @@ def refuse_processes(args: TrainingArguments) -> None:
         raise ConfigurationError(f"These arguments cannot work here: {'; '.join(complaints)}.")
 
 
-def warn_about_idle_devices(args: TrainingArguments) -> None:
-    """Warn a process that sees several devices but uses only one of them."""
-    if args.world_size == 1 and args.device.type != "cpu" and (count := torch.accelerator.device_count()) > 1:
+def in_replicas(trainer: TrainerHooks, model: Any, count: int) -> Any:
+    """`model` in `DataParallel` on `count` GPUs, or as its user has wrapped it, with the outputs that it has alone.
+
+    On one GPU the model itself, unless its user has wrapped it.
+    """
+    if count > 1 and not isinstance(model, DataParallel):
+        model = DataParallel(model, list(range(count)))
+    if not isinstance(model, DataParallel):
+        return model
+    room = require("pytorch_accelerated.extras.huggingface.replicas", needed_by="`DataParallel`")
+    return model if isinstance(model, room.Replicas) else room.Replicas(model, trainer.count_items)
+
+
+def choose_gpus(args: TrainingArguments, model: Any) -> None:
+    """Note how many GPUs the process uses for `model`. With several, advise one process for each."""
+    if has_own_place(model):  # on all that it needs
+        vars(args)["_n_gpu"] = min(args.n_gpu, 1)
+    if args.n_gpu > 1:
         warn(
-            f"This process sees {count} devices and uses one of them, {args.device}. To use all, start it with "
-            f"`torchrun --nproc-per-node {count} your_script.py`; or hide the others by CUDA_VISIBLE_DEVICES=0."
+            f"This process uses {args.n_gpu} devices by DataParallel. One process for each is faster: start them with "
+            f"`torchrun --nproc-per-node {args.n_gpu} your_script.py`; or use one alone by CUDA_VISIBLE_DEVICES=0."
         )
 
 

@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import TrainSettings
-from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments, deepspeed
+from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments, deepspeed, in_replicas
 from pytorch_accelerated.huggingface.checkpoints.states import CheckpointStates, read_trainer_state
 from pytorch_accelerated.huggingface.engine.optimizing import refuse_foreign_schedule
 from pytorch_accelerated.huggingface.engine.training import FaceTraining
@@ -123,7 +123,7 @@ class Engine(NativeTrainer):
         Must be called by all ranks; `ignore_keys` are outputs of the model that evaluations leave out.
         """
         face, size = self._face, self._face.args.train_batch_size
-        self._ignore_keys, self.model = ignore_keys, face.model
+        self._ignore_keys, self.model = ignore_keys, in_replicas(face, face.model, face.args.n_gpu)
         if not face.args.auto_find_batch_size:
             return self._train_once(checkpoint, size)
         if checkpoint is not None:
@@ -243,8 +243,9 @@ class _Moments(TrainerCallback):
 @contextlib.contextmanager
 def _model_of_the_moment(context: Context) -> Iterator[None]:
     """The model that the trainer that users see has now. A script may have replaced it for one evaluation."""
-    trained, model = context.parts.model, context.holder.model
-    if context.parts.prepared is None or bare_model(trained) is model:
+    trained, face = context.parts.model, context.holder
+    model = in_replicas(face, face.model, face.args.n_gpu)
+    if context.parts.prepared is None or bare_model(trained) is bare_model(model):
         context.parts.model = model if context.parts.prepared is None else trained
         yield
         return

@@ -39,6 +39,7 @@ from pytorch_accelerated.ranks.accelerators import send_to_device
 from pytorch_accelerated.ranks.compat.torch import norms_of
 from pytorch_accelerated.ranks.numerics import clip_norm
 from pytorch_accelerated.ranks.sharding import whole
+from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.warning import warn_user
 
@@ -108,7 +109,8 @@ class FaceStep(Step):
     def compute(self, batch: Any, step: int) -> None:
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
         training_step, model = self.face.training_step, self.parts.model
-        if not model.training:  # a callback has evaluated; in transformers, too, the step itself switches back
+        # A callback has evaluated; in transformers, too, the step itself switches back.
+        if not bare_model(model).training:
             model.train()
         try:
             share = training_step(model, batch, self._items)
