@@ -230,8 +230,8 @@ class TrainingArguments(Arguments):
         """
         if "_n_gpu" in vars(self):
             return int(vars(self)["_n_gpu"])
-        state, kind = self.distributed_state, self.device.type
-        uses_all = state.distributed_type.value == "NO" and self.device.index is None and kind not in ("cpu", "mps")
+        kind, is_alone = self.device.type, self.distributed_state.distributed_type.value == "NO"
+        uses_all = is_alone and self.deepspeed is None and self.device.index is None and kind not in ("cpu", "mps")
         return torch.accelerator.device_count() if uses_all else int(kind != "cpu")
 
     @property
