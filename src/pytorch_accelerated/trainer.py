@@ -31,7 +31,6 @@ from pytorch_accelerated.loop.training import Training
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.history import RunHistory
 from pytorch_accelerated.states.loading import load_checkpoint
-from pytorch_accelerated.states.training_state import save_checkpoint
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, TrainingSummary
@@ -423,17 +422,14 @@ class Trainer(TrainerHooks):
             NonFiniteLossError: if a parameter is NaN or infinite; an existing file is left as it is.
         """
         parts = self.run_context.parts
-        with self.run_context.control.saves.saving(save_path):
-            save_checkpoint(
-                save_path,
-                self.get_model(),
-                parts.optimizer if save_optimizer else None,
-                parts.scheduler if save_scheduler else None,
-                checkpoint_kwargs or {},
-                ranks=parts.ranks,
-                mode=parts.mode,
-                per_node=save_per_node,
-            )
+        self.run_context.control.states.write_file(
+            save_path,
+            self.get_model(),
+            parts.optimizer if save_optimizer else None,
+            parts.scheduler if save_scheduler else None,
+            checkpoint_kwargs or {},
+            per_node=save_per_node,
+        )
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True

@@ -34,7 +34,7 @@ from pytorch_accelerated.states.layout import STATE_NAME, Manifest
 from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
-from pytorch_accelerated.states.training_state import save_parts
+from pytorch_accelerated.states.training_state import entries_of_state
 from pytorch_accelerated.states.verify import list_states
 
 if TYPE_CHECKING:
@@ -171,16 +171,12 @@ class SaveBestModelCallback(MetricJudge):
 
     def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
         """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""
-        if state is not None:
-            names = ["model", *["optimizer"] * self.save_optimizer, *["scheduler"] * self.save_scheduler]
-            save_parts(self._absolute(self.save_path), trainer.run_context.parts.ranks, state, names, entries)
+        path, optimizer, scheduler = self._absolute(self.save_path), self.save_optimizer, self.save_scheduler
+        if state is None:
+            trainer.save_checkpoint(path, entries, save_optimizer=optimizer, save_scheduler=scheduler)
             return
-        trainer.save_checkpoint(
-            self._absolute(self.save_path),
-            entries,
-            save_optimizer=self.save_optimizer,
-            save_scheduler=self.save_scheduler,
-        )
+        names = ["model", *["optimizer"] * optimizer, *["scheduler"] * scheduler]
+        trainer.run_context.control.saves.write_file(path, lambda: {**entries_of_state(state, names), **entries})
 
     def _forget_best(self) -> None:
         self.best_metric = self.best_metric_epoch = None

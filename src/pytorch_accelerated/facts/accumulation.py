@@ -25,11 +25,6 @@ class Accumulation:
         """What a run's settings, its config or the arguments of the Hugging Face trainer ask for."""
         return cls(arguments.gradient_accumulation_steps or 1)
 
-    @property
-    def is_always_one(self) -> bool:
-        """Whether no update has a second batch."""
-        return self.steps == 1
-
     def sizes(self, batches_done: int = 0) -> Iterator[int]:
         """The batches of each update, without end, after so many batches of the epoch."""
         return itertools.repeat(self.steps)

@@ -29,11 +29,12 @@ from pytorch_accelerated.facts.seeding import derived_seed
 from pytorch_accelerated.loop.callback import savers_among
 from pytorch_accelerated.loop.context import Context, Control, Parts
 from pytorch_accelerated.ranks.preparation import is_replicated
-from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.ranks.sharding import has_shards, whole
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.states.disk import is_url, kind_of, resolved
 from pytorch_accelerated.states.layout import MANIFEST_NAME
 from pytorch_accelerated.states.loading import load_run
+from pytorch_accelerated.states.portable import save_portable
 from pytorch_accelerated.states.run_folder import (
     FolderLock,
     agree_on_resuming,
@@ -43,7 +44,7 @@ from pytorch_accelerated.states.run_folder import (
 from pytorch_accelerated.states.state_folder import BackgroundWriter, read_state
 from pytorch_accelerated.states.training_state import Moment, save_run
 from pytorch_accelerated.states.verify import find_state, list_states, read_manifest, verify
-from pytorch_accelerated.states.weights import check_model_finite
+from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite
 
 if TYPE_CHECKING:
     from pytorch_accelerated.extras.object_storage import Uploads
@@ -244,6 +245,19 @@ class States:
                 saves.in_background = folder
             save_run(self.context, folder, extra, saves.writer if background else None, moment=self.cut)
 
+    def write_file(
+        self, path: str | Path, model: Any, optimizer: Any, scheduler: Any, extra: Mapping[str, Any], *, per_node: bool
+    ) -> None:
+        """Write a portable file, see `Trainer.save_checkpoint`: of the bare `model`, and what else is not None."""
+        with self.control.saves.saving(path), self.parts.mode.evaluating():
+            check_model_finite(model, self.parts.ranks)  # on every rank, so that all of them get the error
+            entries: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
+            if optimizer is not None:
+                entries["optimizer_state_dict"] = whole(optimizer.state_dict())
+            if scheduler is not None:
+                entries["scheduler_state_dict"] = scheduler.state_dict()
+            self.control.saves.write_file(path, lambda: {**entries, **extra}, per_node=per_node)
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
@@ -312,6 +326,12 @@ class Saves:
                     self._add(Path(path))
         finally:
             self.is_saving = is_part
+
+    def write_file(self, path: str | Path, entries: Callable[[], dict[str, Any]], *, per_node: bool = True) -> None:
+        """Write a portable file of `entries`, which are made on the ranks that write. Must be called by all ranks."""
+        writes = self._ranks.is_first_of_node if per_node else self._ranks.is_first
+        with self.saving(path):
+            self._ranks.do_on_all(lambda: save_portable(path, entries()) if writes else None)
 
     @contextlib.contextmanager
     def _attempt(self, path: str | Path) -> Iterator[None]:

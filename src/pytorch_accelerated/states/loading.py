@@ -332,7 +332,7 @@ def _checked_state(target: Any, state: Any, *, source: object) -> Any:
 def load_checkpoint(
     path: str | Path, model: Any, optimizer: Any, scheduler: Any, *, loads_optimizer: bool
 ) -> dict[str, Any]:
-    """Load a file that `save_checkpoint` wrote. Returns all its entries.
+    """Load a file that `Trainer.save_checkpoint` wrote. Returns all its entries.
 
     Args:
         path: the file.

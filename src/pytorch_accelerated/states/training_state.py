@@ -27,18 +27,16 @@ from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import generator_states
 from pytorch_accelerated.ranks.held import held_parts
-from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import Ranks, limit_of_waiting
-from pytorch_accelerated.ranks.sharding import has_shards, whole
+from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.history import RunHistory, with_some_records
 from pytorch_accelerated.record.values import on_host
 from pytorch_accelerated.states.codec import Encoded, chunks, dump_json, encode
 from pytorch_accelerated.states.optimizers import without_callables
-from pytorch_accelerated.states.portable import save_portable
 from pytorch_accelerated.states.publish import StagedFolder
 from pytorch_accelerated.states.state_folder import BackgroundWriter, read_state, write_encoded
-from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite
+from pytorch_accelerated.states.weights import canonical_state_dict
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.context import Asked, Context, Parts
@@ -258,64 +256,18 @@ def as_module(part: Any) -> nn.Module | None:
     return part if isinstance(part, nn.Module) else None
 
 
-def save_checkpoint(
-    path: str | Path,
-    model: Any,
-    optimizer: Any,
-    scheduler: Any,
-    extra: Mapping[str, Any],
-    *,
-    ranks: Ranks,
-    mode: OptimizerMode,
-    per_node: bool,
-) -> None:
-    """Write a portable file. Must be called by all ranks; when it returns, all of them can load the file.
+def entries_of_state(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """Parts of a training state as `States.write_file` calls those of a run.
 
     Args:
-        path: the file to write.
-        model: the bare module.
-        optimizer, scheduler: whose states are written, too; None for none.
-        extra: further entries.
-        ranks: the processes.
-        mode: of the optimizers that have modes.
-        per_node: whether the first rank of each node writes, or only the first of all.
-    """
-    with mode.evaluating():
-        check_model_finite(model, ranks)  # on every rank, so that all of them get the error
-        checkpoint: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
-        if optimizer is not None:
-            checkpoint["optimizer_state_dict"] = whole(optimizer.state_dict())
-        if scheduler is not None:
-            checkpoint["scheduler_state_dict"] = scheduler.state_dict()
-        _write_portable(path, lambda: {**checkpoint, **extra}, ranks, per_node=per_node)
-
-
-def save_parts(path: str | Path, ranks: Ranks, folder: Path, names: Collection[str], extra: Mapping[str, Any]) -> None:
-    """Write parts of a training state to a portable file, as `save_checkpoint` writes those of a run.
-
-    Must be called by all ranks; the first of each node writes.
-
-    Args:
-        path: the file to write.
-        ranks: the processes.
         folder: the training state.
         names: ``model``, and ``optimizer`` and ``scheduler`` if they are wanted.
-        extra: further entries.
 
     Raises:
         InvalidCheckpointError: if the state is damaged, or not there any more.
     """
-
-    def entries() -> dict[str, Any]:
-        parts = read_state(folder, names)[1].items()
-        return {**{f"{name}_state_dict": part for name, part in parts if part is not None}, **extra}
-
-    _write_portable(path, entries, ranks, per_node=True)
-
-
-def _write_portable(path: str | Path, entries: Callable[[], dict[str, Any]], ranks: Ranks, *, per_node: bool) -> None:
-    writes = ranks.is_first_of_node if per_node else ranks.is_first
-    ranks.do_on_all(lambda: save_portable(path, entries()) if writes else None)
+    parts = read_state(folder, names)[1]
+    return {f"{name}_state_dict": part for name, part in parts.items() if part is not None}
 
 
 def key_of_state(callback: Any) -> str:

@@ -229,12 +229,13 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
     return states, complaints
 
 
-_written: dict[tuple[Any, ...], Manifest] = {}  # by this process, until somebody asks for them
+_written: dict[tuple[Any, ...], Manifest] = {}  # the last manifest that this process has written
 
 
 def note_manifest(folder: Path, manifest: Manifest) -> None:
-    """Note what this process has just written, which it needn't read back to know."""
-    with contextlib.suppress(FileNotFoundError):  # another process may have replaced the folder
+    """Note what this process has just written, so that nobody has to read it back."""
+    _written.clear()
+    with contextlib.suppress(OSError):  # another process may have replaced the folder
         facts = os.lstat(folder / MANIFEST_NAME)
         _written[folder, facts.st_ino, facts.st_mtime_ns, facts.st_size] = manifest
 
