@@ -38,9 +38,9 @@ ROWS = {
     },
 }
 COLUMNS = {
-    "ours, no callbacks": "ours",
-    "ours, default callbacks": "ours, bars and table",
-    "ours, Hugging Face face, lean": "ours, Hugging Face shape",
+    "ours, no callbacks": "this library",
+    "ours, default callbacks": "this library, bars and table",
+    "ours, Hugging Face face, lean": "this library, Hugging Face API",
     "ignite, lean": "ignite",
     "skorch, lean": "skorch",
     "Lightning, lean": "Lightning",
@@ -50,9 +50,9 @@ COLUMNS = {
 
 
 CHINESE_COLUMNS = {
-    "ours": "本库",
-    "ours, bars and table": "本库，带进度条和表格",
-    "ours, Hugging Face shape": "本库，Hugging Face API",
+    "this library": "本库",
+    "this library, bars and table": "本库，带进度条和表格",
+    "this library, Hugging Face API": "本库，Hugging Face API",
 }
 
 

@@ -41,9 +41,9 @@ print("accuracy of the other API:", trainer.evaluate()["eval_accuracy"])
 
 @pytest.mark.processes
 def test_the_first_script_runs_on_two_processes(tmp_path: Path) -> None:
-    output = run_on_ranks(first_script(), 2, cwd=tmp_path)
+    look = "\nassert trainer.run_history.get_latest_metric('eval_accuracy') > 0.97"
+    output = run_on_ranks(first_script() + look, 2, cwd=tmp_path)
     assert "64 samples each (32 x 2 processes)" in output.stdout_of_ranks[0]
-    assert (tmp_path / "report.html").is_file()
 
 
 FILE_OF_PAGE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)

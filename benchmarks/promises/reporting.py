@@ -38,7 +38,7 @@ def table(answers: dict[str, Any], language: str) -> str:
         language: "en" or "zh".
     """
     libraries = list(next(iter(answers.values())))
-    in_language = _in_chinese if language == "zh" else str
+    in_language = _in_chinese if language == "zh" else _for_visitors
     rows = [row_of(["", *map(in_language, libraries)]), row_of(["---"] * (len(libraries) + 1))]
     for name, of in answers.items():
         figures = [in_language(of[by]["figure"]) for by in libraries]
@@ -57,6 +57,10 @@ _CHINESE = {
     "ours": "本库",
     "ours, Hugging Face API": "本库，Hugging Face API",
 }
+
+
+def _for_visitors(cell: str) -> str:
+    return re.sub("^ours", "this library", cell)
 
 
 def _in_chinese(cell: str) -> str:
