@@ -6,7 +6,6 @@ Here the replicas share a processor; `make gpu` runs the same with replicas that
 import collections
 import contextlib
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,13 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
-from pytorch_accelerated.huggingface import Trainer, TrainerCallback, TrainingArguments
+from pytorch_accelerated.huggingface import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from tests.huggingface.runs import (
     AnyKeyword,
     NoisyRows,
@@ -33,6 +38,7 @@ from tests.huggingface.runs import (
     without_speed,
 )
 from tests.huggingface.texts import tiny_classifier, tiny_llama
+from tests.huggingface.translations import sentences, tiny_translator
 from tests.support.replicas import CpuParallel, replicated
 from tests.support.resuming import assert_same
 
@@ -42,7 +48,9 @@ Pair = collections.namedtuple("Pair", "outputs nothing")
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Any:
-    PartialState(cpu=request.param == "cpu")
+    state = PartialState(cpu=request.param == "cpu")
+    if request.param == "gpu":
+        state.device = torch.device("cuda", 0)  # that one alone
     return request.param
 
 
@@ -317,6 +325,29 @@ def test_where_parts_are_of_a_size_a_run_is_that_of_transformers(tmp_path: Path)
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-6, atol=1e-7)
 
 
+def test_a_wrapped_model_generates(device: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GenerationConfig(max_length=6, num_beams=2, pad_token_id=0, eos_token_id=1)
+    config.decoder_start_token_id = 0
+    found = []
+    for wraps in (True, False):
+        model = tiny_translator()
+        args = Seq2SeqTrainingArguments(
+            str(tmp_path),
+            use_cpu=device == "cpu",
+            predict_with_generate=True,
+            generation_config=config,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Seq2SeqTrainer(replicated(model, device) if wraps else model, args, eval_dataset=sentences(9))
+        predicted = trainer.predict(sentences(9))
+        assert model.generation_config.num_beams == 2
+        found.append((predicted.predictions.tolist(), (predicted.metrics or {})["test_loss"]))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
+
+
 # --------------------------------------------------------------------------------------------- what is kept of a run
 
 
@@ -528,10 +559,23 @@ def test_a_model_that_has_its_place_uses_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_hidden_gpu_is_not_used() -> None:
-    args = TrainingArguments()
-    assert args.n_gpu == torch.cuda.device_count() == len(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(","))
-    assert args.train_batch_size == 8 * args.n_gpu
+def test_all_gpus_that_are_seen_train_as_one(tmp_path: Path) -> None:
+    count = torch.cuda.device_count()
+    assert TrainingArguments().n_gpu == count
+    if count < 2:
+        pytest.skip("needs two GPUs")
+    found = []
+    for few in (False, True):
+        args: Any = make_arguments(tmp_path, use_cpu=False, per_device_train_batch_size=2, max_grad_norm=1.0)
+        if few:
+            args._n_gpu, args.per_device_train_batch_size = 1, 2 * count
+        model = Masked().double()
+        with contextlib.nullcontext() if few else pytest.warns(UserWarning, match="torchrun"):
+            trainer = Trainer(model, args, train_dataset=Wide(4 * count + 3), eval_dataset=Wide(7))
+        trainer.callback_handler.callbacks.pop()
+        trainer.train()
+        found.append([trainer.evaluate()["eval_loss"], [each.cpu() for each in model.parameters()]])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------ wrapped by the script

@@ -22,6 +22,7 @@ from pytorch_accelerated.huggingface.trainer_utils import PredictionOutput
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.ranks.sharding import has_shards
+from pytorch_accelerated.ranks.wrappers import bare_model
 
 
 @runtime_checkable
@@ -134,7 +135,7 @@ class Seq2SeqTrainer(Trainer):
                 "False, or override `prediction_step`."
             )
         if self.args.generation_config is not None:
-            self.model.generation_config = _generation().load_generation_config(self.args.generation_config)
+            bare_model(self.model).generation_config = _generation().load_generation_config(self.args.generation_config)
         super()._make_model_ready()
         if has_shards(self.model):
             from torch.distributed.fsdp import register_fsdp_forward_method

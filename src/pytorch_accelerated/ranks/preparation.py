@@ -71,8 +71,9 @@ class PreparedModel:
         if compile_arguments is not False:
             if isinstance(model, DataParallel):
                 raise ConfigurationError(
-                    "`compile_model` is set, but the model is in DataParallel, whose replicas would all call the one "
-                    "that was compiled. Leave it out, or start one process for each device with torchrun."
+                    "The model is to be compiled (`compile_model`, `torch_compile`), but it is in DataParallel, whose "
+                    "replicas would all call the one that was compiled. Leave it out, or start one process for each "
+                    "device with torchrun."
                 )
             compile_in_place(model, compile_arguments)
         if not for_training:
