@@ -23,7 +23,6 @@ from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher, Request
 from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
 from pytorch_accelerated.data.updates import ItemWeights, MicroBatch, Round, RunLoader, Update
-from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.seeding import seeds_of_batches
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -167,6 +166,6 @@ class PlannedLoader(RunLoader):
     def _rounds(self, order: EpochOrder) -> Iterator[Window]:
         size, ranks = len(order.indices), self._ranks.count
         if order.batch_sizes is not None:
-            return BatchListPlan(order.batch_sizes, ranks, Accumulation()).windows()
+            return BatchListPlan(order.batch_sizes, ranks).windows()
         assert self.batch_size is not None
         return evaluation_rounds(size, batch_size=self.batch_size, ranks=ranks, drop_last=self.drop_last)

@@ -78,7 +78,7 @@ class TrainingPlan:
     size: int
     batch_size: int
     ranks: int
-    accumulation: Accumulation
+    accumulation: Accumulation = Accumulation()
     drop_last: bool = False
 
     @property
@@ -115,7 +115,7 @@ def evaluation_rounds(size: int, *, batch_size: int, ranks: int, drop_last: bool
     if drop_last:
         size, rest = size - rest, 0
     shared = full + rest if 0 < rest < ranks and size > full and batch_size > 1 else rest
-    rounds = TrainingPlan(size - shared, batch_size, ranks, Accumulation()).windows()
+    rounds = TrainingPlan(size - shared, batch_size, ranks).windows()
     if not shared:
         return rounds
     last = cut(size - shared, shared, rounds=-(-shared // full), ranks=ranks)
@@ -138,7 +138,7 @@ class BatchListPlan:
 
     sizes: Sequence[int]
     ranks: int
-    accumulation: Accumulation
+    accumulation: Accumulation = Accumulation()
 
     @property
     def num_batches(self) -> int:

@@ -42,7 +42,7 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
         parts.uneven = UnevenRanks(ranks)
     control.emitter = Emitter(context.trainer, parts)
     control.stopping = Stopping(asked, parts, control)
-    control.saves, control.states = Saves(parts), kind_of_states(context)
+    control.saves, control.states = Saves(context), kind_of_states(context)
     control.evaluation_sets = EvaluationSets(context.trainer, parts, control.stopping)
     parts.reports = LossReports(parts, control.emitter)
     return context

@@ -27,7 +27,7 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.seeding import derived_seed
 from pytorch_accelerated.loop.callback import savers_among
-from pytorch_accelerated.loop.context import Context, Control, Parts
+from pytorch_accelerated.loop.context import Context, Control
 from pytorch_accelerated.ranks.preparation import is_replicated
 from pytorch_accelerated.ranks.sharding import has_shards, whole
 from pytorch_accelerated.record.warning import warn_user
@@ -279,7 +279,7 @@ class Saves:
     """The files that a call of the trainer is responsible for, and the door through which they get to the disk.
 
     Args:
-        parts: of the call.
+        context: of the call.
 
     Attributes:
         writer: writes states in the background, on rank 0.
@@ -292,7 +292,7 @@ class Saves:
         copy_to_resume: where the program that restarts this run keeps the state for that; None: nothing restarts it.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, context: Context) -> None:
         self.writer = BackgroundWriter()
         self.in_background: Path | None = None
         self.failures: dict[Path, CheckpointError] = {}
@@ -302,7 +302,7 @@ class Saves:
         self.saved_to: Path | None = None
         self.uploads: dict[Path, Uploads] = {}
         self.copy_to_resume: Path | None = None
-        self._parts, self._ranks = parts, parts.ranks
+        self._context, self._ranks = context, context.parts.ranks
         self._locks: dict[Path, FolderLock] = {}
         self.is_saving = False
 
@@ -386,8 +386,8 @@ class Saves:
                     self._ranks.do_on_all(self.writer.wait)
                 refuse_unshared(parent, self._ranks)
             self._seen_in.add(parent)
-        history = self._parts.history
-        epoch = self._parts.state.epoch_of_progress(history.current_epoch)
+        history, position = self._context.parts.history, self._context.parts.state
+        epoch = position.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
         if is_complete:  # else the thread of the writer calls them
             for call in self.writer.after_each:
