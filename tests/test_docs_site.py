@@ -5,6 +5,8 @@ import inspect
 import json
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,36 +42,81 @@ MODULES = [
 ]
 # Helpers of `TrainerRunConfig` beside it.
 NOT_PUBLIC = {"plain_value"}
-# Reads everything, resolves every link, and writes nothing; `make docs` writes the pages.
 BUILD = f"""
 import json
 from sphinx.application import Sphinx
 
-app = Sphinx({str(DOCS)!r}, {str(DOCS)!r}, "out", "doctrees", "dummy", status=None, warningiserror=True)
+app = Sphinx({str(DOCS)!r}, {str(DOCS)!r}, "out", "doctrees", "html", status=None, warningiserror=True)
 app.build()
 assert not app.statuscode
 print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_domain.objects)]))
 """
 
 
-class Site(NamedTuple):
-    """The names of its pages, and of the entries of its reference."""
+# What people type, and the page that they look for.
+SEARCHES = {
+    "how_to/best_model": "early stopping, save best model, overfitting",
+    "how_to/before_training": "learning rate finder",
+    "how_to/callbacks": "custom callback",
+    "how_to/checkpoints": "save model, checkpoint every 1000 steps",
+    "how_to/compile": "torch.compile",
+    "how_to/cross_validation": "k-fold",
+    "how_to/data": "streaming",
+    "how_to/debugging": "nan loss, out of memory",
+    "how_to/ema": "ema",
+    "how_to/fine_tuning": "freeze layers, fine tuning",
+    "how_to/history": "plot loss",
+    "how_to/images": "data augmentation, image classification",
+    "how_to/imbalanced": "class weights, imbalanced data",
+    "how_to/notebooks": "colab",
+    "how_to/output": "progress bar",
+    "how_to/own_loss": "custom loss",
+    "how_to/precision": "mixed precision, gradient accumulation, gradient clipping",
+    "how_to/prove": "reproducibility",
+    "how_to/report": "confusion matrix",
+    "how_to/resume": "resume training",
+    "how_to/schedules": "learning rate scheduler, warmup",
+    "how_to/serving": "onnx",
+    "how_to/several_machines": "slurm",
+    "how_to/several_models": "gan",
+    "how_to/several_processes": "multi-gpu, ddp",
+    "how_to/sharded_models": "fsdp",
+    "how_to/sweep": "hyperparameter search",
+    "how_to/tabular": "tabular",
+    "how_to/tracking": "wandb, tensorboard",
+    "how_to/transformers_models": "lora",
+}
 
+
+class Site(NamedTuple):
+    """Its folder, and the names of its pages and of the entries of its reference."""
+
+    folder: Path
     pages: set[str]
     entries: set[str]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    built = run_forked(BUILD, cwd=tmp_path_factory.mktemp("site"))
+    built = run_forked(BUILD, cwd=(folder := tmp_path_factory.mktemp("site")))
     pages, entries = json.loads(built.stdout.splitlines()[-1])
-    return Site(set(pages), set(entries))
+    return Site(folder / "out", set(pages), set(entries))
 
 
 @in_release  # `make docs`, which CI runs, too, builds all of it
 def test_the_site_is_built_without_a_warning(site: Site) -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert {page for page in pages if not page.startswith("_build")} - {"design/README"} <= site.pages
+
+
+@in_release
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search runs in a browser, or in Node.js")
+def test_a_search_finds_the_page_first(site: Site) -> None:
+    looked_for = {words: page for page, several in SEARCHES.items() for words in several.split(", ")}
+    command = ["node", str(REPOSITORY / "tests" / "support" / "search.js"), str(site.folder)]
+    found = subprocess.run(command, input="\n".join(looked_for), capture_output=True, text=True, check=True).stdout
+    first = [results.split(" ")[0] for results in found.splitlines()]
+    assert dict(zip(looked_for, first, strict=True)) == looked_for
 
 
 def test_pages_are_also_there_as_markdown_with_a_list_of_them(tmp_path: Path) -> None:
