@@ -28,13 +28,21 @@ Death = Literal["death before", "death after", "torn"]
 DEATHS: tuple[Death, ...] = ("death before", "death after", "torn")
 
 
-def save(folder: Path, version: int) -> None:
-    parts = {"model": {"weight": torch.full((9,), float(version))}, "run": {"version": version}}
-    write_state(folder, {"version": version}, parts)
+def save(path: Path, version: int) -> None:
+    """Write a state, or the single file of `save_portable`."""
+    weight = torch.full((9,), float(version))
+    if path.suffix == ".pt":
+        save_portable(path, {"weight": weight, "version": version})
+    else:
+        write_state(path, {"version": version}, {"model": {"weight": weight}, "run": {"version": version}})
 
 
 def version_found(place: Path) -> int | None:
     """Which version a resuming run would find; fails if it is a mix of several."""
+    if place.suffix == ".pt":
+        contents = load_portable(place)
+        (version,) = {contents["version"], *map(int, contents["weight"].tolist())}
+        return int(version)
     folder = find_state(place)
     if folder is None:
         return None
@@ -49,7 +57,7 @@ def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SAVES: dict[str, Any] = {
-    # name: the folders of the first and the second save, and where a run looks for them
+    # name: what the first and the second save write, and where a run looks for them
     "a new name beside the old": ("step_1", "step_2", "."),
     "the same name": ("state", "state", "state"),
     "the same name, found by its parent": ("state", "state", "."),
@@ -57,8 +65,8 @@ SAVES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-@pytest.mark.parametrize(("first", "second", "place"), SAVES.values(), ids=SAVES)
-def test_a_death_at_any_operation_leaves_the_old_or_the_new_state(first, second, place, how, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("first", "second", "place"), [*SAVES.values(), ("best.pt",) * 3], ids=[*SAVES, "a file"])
+def test_a_death_at_any_operation_leaves_the_old_or_the_new_save(first, second, place, how, tmp_path, monkeypatch):
     def paths(number: int) -> tuple[Path, Path, Path]:
         parent = tmp_path / str(number)
         return parent / first, parent / second, parent / place
@@ -72,7 +80,7 @@ def test_a_death_at_any_operation_leaves_the_old_or_the_new_state(first, second,
         with FaultyDisk(number, how).installed(), pytest.raises(Killed):
             save(new, 2)
         versions.append(version_found(where))
-    switch = versions.index(2)  # once the new state was there it stays
+    switch = versions.index(2)  # once the new one was there it stays
     assert versions == [1] * switch + [2] * (len(versions) - switch)
 
     become_another_process(monkeypatch)
@@ -171,49 +179,19 @@ def test_an_interrupted_save_is_cleaned_up(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# The single file of `save_portable`.
-
-
-def save_file(path: Path, version: int) -> None:
-    save_portable(path, {"weight": torch.full((9,), float(version)), "version": version})
-
-
-def file_version(path: Path) -> int:
-    contents = load_portable(path)
-    (version,) = {contents["version"], *map(int, contents["weight"].tolist())}
-    return int(version)
-
-
-@pytest.mark.parametrize("how", DEATHS)
-def test_a_death_at_any_operation_leaves_the_old_or_the_new_file(how, tmp_path, monkeypatch):
-    path = tmp_path / "best.pt"
-    save_file(path, 1)
-    versions = []
-    for number in range(count_operations(lambda: save_file(path, 1))):
-        with FaultyDisk(number, how).installed(), pytest.raises(Killed):
-            save_file(path, 2)
-        versions.append(file_version(path))
-    assert versions[0] == 1
-    assert versions[-1] == 2
-    assert versions == sorted(versions)
-    become_another_process(monkeypatch)
-    save_file(path, 3)
-    assert [child.name for child in tmp_path.iterdir()] == ["best.pt"]
-
-
 def test_a_full_disk_at_any_operation_keeps_the_file(tmp_path):
     path = tmp_path / "best.pt"
-    save_file(path, 1)
-    for number in range(count_operations(lambda: save_file(path, 1))):
+    save(path, 1)
+    for number in range(count_operations(lambda: save(path, 1))):
         with (
             FaultyDisk(number, "error").installed() as full,
             pytest.raises(CheckpointError, match="No space left on device"),
         ):
-            save_file(path, 2)
+            save(path, 2)
         is_moved = "move" in full.operations[:-1]  # then only the last flush failed
-        assert file_version(path) == (2 if is_moved and number == len(full.operations) - 1 else 1)
+        assert version_found(path) == (2 if is_moved and number == len(full.operations) - 1 else 1)
         assert [child.name for child in tmp_path.iterdir()] == ["best.pt"]
-        save_file(path, 1)
+        save(path, 1)
 
 
 # What is left behind belongs to somebody.

@@ -321,12 +321,7 @@ def agreed_checkpoint(source: Any, args: TrainingArguments, ranks: Ranks) -> Pat
         return None
     path, output_dir = None if source is True else Path(source), output_dir_of(args)
     agree_on_resuming(path or output_dir, ranks)
-
-    def find() -> Path | None:
-        found = find_checkpoint(path, output_dir)
-        return None if found is None else found.absolute()
-
-    return ranks.do_on_first(find)
+    return ranks.do_on_first(lambda: find_checkpoint(path, output_dir).absolute())
 
 
 def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:
