@@ -37,7 +37,7 @@ help:
 	@echo "make clean   remove the environment ($(VENV))"
 
 demo: $(VENV)/.demo
-	@$(VENV_PYTHON) examples/train_digits.py
+	@OMP_NUM_THREADS=1 $(VENV_PYTHON) examples/train_digits.py  # on a busy machine, more threads wait for each other
 
 test: check tests
 
@@ -100,7 +100,8 @@ $(VENV)/.created:
 
 # Alone and first: what comes later only asks for "torch", and is content with the build that is already there.
 $(VENV)/.torch: $(VENV)/.created constraints.txt
-	@echo "Installing torch: some minutes the first time, nothing after that."
+	@echo "Installing torch: some minutes the first time, nothing after that. On Linux that may be the build for NVIDIA GPUs,"
+	@echo "several gigabytes: for the small one, stop here, and install it into $(VENV) as torch's own page says."
 	@$(if $(TORCH),sed '/^torch.*==/d' constraints.txt > $(CONSTRAINTS) && echo 'torch$(TORCH)' >> $(CONSTRAINTS))
 	@$(PIP_INSTALL) torch
 	@touch $@

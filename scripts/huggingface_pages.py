@@ -162,7 +162,7 @@ def arguments_page() -> str:
                 [columns[name][:3] for name in of_seq2seq if name not in common],
             ),
             _UNSUPPORTED_HEAD,
-            *_table(("argument", "asks for nothing", "why, and what to do instead"), unsupported),
+            *_table(("argument", "value that turns it off", "why, and what to do instead"), unsupported),
             "",
         ]
     )

@@ -55,8 +55,8 @@ class Trainer(TrainerHooks):
 
     Every method in the sections "set-up", "run", "training epoch" and "evaluation epoch" may be overridden. Methods
     whose name begins with `create`, `calculate`, `count` or `get` return a value, the others change state. A run calls
-    them, and then the callbacks' events, in the order that `explain` shows. Each is looked up when it is called, so a
-    callback may replace it within a run; parts of an update whose names begin with `_` only before it.
+    them, and then the callbacks' events, in the order that `explain` shows. A callback may
+    replace a method within a run; those whose names begin with `_`, only before it.
 
     The constructor stores its arguments; their types and values are checked when a run starts. A subclass may use the
     names of the keyword-only ones, `current_run` and `is_last_epoch` for something else: the trainer does not read

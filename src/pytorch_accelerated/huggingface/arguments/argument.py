@@ -179,7 +179,7 @@ class Argument:
     """What is known about an argument besides its name, its annotation and its help text.
 
     Attributes:
-        default: of an unsupported argument, the value that asks for nothing.
+        default: of an unsupported argument, the value that turns the feature off.
         kind: what every value must be. Default: as the annotation says; nothing for an unsupported argument.
         may_be_none: whether None is a value, too.
         limit: what a value of this kind must be besides.
@@ -219,12 +219,12 @@ def other_name(same_as: str, default: Any = None, *, gives: Any = None, **known:
 
 
 def unsupported(default: Any, why: str, also: tuple[Any, ...] = ()) -> Any:
-    """A field for an unsupported argument, so that scripts, command lines and JSON may have one that asks for nothing.
+    """A field for an unsupported argument, so that scripts, command lines and JSON may turn its feature off.
 
     It is left out where arguments are compared or shown.
     """
     options = {"kw_only": True, "repr": False, "compare": False}
-    return _field(default, f"Unsupported; {default!r} asks for nothing.", options, why_unsupported=why, also=also)
+    return _field(default, f"Unsupported; {default!r} turns the feature off.", options, why_unsupported=why, also=also)
 
 
 def _field(default: Any, help: str, options: dict[str, Any], **known: Any) -> Any:
