@@ -9,6 +9,7 @@ TEST_PROCESSES ?= 2
 # Besides tests/chaos, what `make tests` runs in a small size (tests/chaos/size.py).
 SIZED_TESTS = $(shell grep -rl 'from tests.chaos.size' tests --include='test_*.py') tests/huggingface/test_ranks.py \
 	tests/processes/test_ray.py tests/test_docs_code.py tests/data/test_hub_streams.py tests/training/test_resume_streams.py
+DEEPSPEED_TESTS = tests/deepspeed $(wildcard tests/*/test_deepspeed*.py)
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -16,7 +17,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check docs docs-links bench gpu chaos differential places public-scripts versions notebooks clean
+.PHONY: help demo test tests check docs docs-links bench gpu chaos deepspeed tests-of-deepspeed differential places public-scripts versions notebooks clean
 .NOTPARALLEL:  # there is one environment to install into
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo "make bench   the benchmarks"
 	@echo "make gpu     tests and benchmarks that need a GPU, in ten minutes"
 	@echo "make chaos   kills, crashes, damage and signals, in the size that a release must stand"
+	@echo "make deepspeed   installs DeepSpeed in an environment of its own (.venv-deepspeed), and runs its tests on CPUs"
 	@echo "make differential   the same scripts with the reference package and with this one; records and writes what differs"
 	@echo "make places   one script on several processes and hosts, sharded, within Ray; writes a table of what differs"
 	@echo "make public-scripts   the reference's examples with both; writes a table"
@@ -66,6 +68,13 @@ chaos: $(VENV)/.dev
 	@CHAOS_SIZE=release CHAOS_RESULTS=$(CURDIR)/benchmarks/results $(VENV_PYTHON) -m pytest \
 		--numprocesses $(TEST_PROCESSES) tests/chaos $(filter-out tests/chaos/%,$(SIZED_TESTS))
 
+# It brings packages that no other test needs, and compiles what it uses at its first start: a minute.
+deepspeed:
+	@$(MAKE) --no-print-directory tests-of-deepspeed VENV=.venv-deepspeed
+
+tests-of-deepspeed: $(VENV)/.deepspeed
+	@DS_ACCELERATOR=cpu $(VENV_PYTHON) -m pytest $(DEEPSPEED_TESTS)
+
 differential: $(VENV)/.reference
 	@$(VENV_PYTHON) scripts/differential.py
 
@@ -82,7 +91,7 @@ notebooks: $(VENV)/.dev
 	@$(VENV_PYTHON) scripts/notebooks.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-deepspeed
 
 # An empty file marks each finished part of the environment, so that a second `make` has nothing to install.
 
@@ -116,6 +125,15 @@ $(VENV)/.dev: $(VENV)/.torchvision pyproject.toml
 $(VENV)/.demo $(VENV)/.bench $(VENV)/.dev:
 	@echo "Installing this package and what 'make $(MAKECMDGOALS)' needs."
 	@$(PIP_INSTALL) -qq --editable '.[$(patsubst .%,%,$(@F))]'
+	@touch $@
+
+# Its setup asks for torch and for what stands here before itself, and newer setuptools lack what it imports.
+$(VENV)/.deepspeed: $(VENV)/.torch pyproject.toml
+	@echo "Installing this package, DeepSpeed, and what 'make deepspeed' needs."
+	@$(PIP_INSTALL) -qq 'setuptools<82' wheel ninja packaging psutil py-cpuinfo msgpack hjson einops pydantic tqdm \
+		jaraco.text jaraco.functools backports.tarfile more_itertools
+	@DS_BUILD_OPS=0 $(PIP_INSTALL) -qq --no-build-isolation deepspeed==0.19.8
+	@$(PIP_INSTALL) -qq --editable '.[transformers]' hypothesis pytest pytest-xdist
 	@touch $@
 
 # Its import name is this package's, so it gets a folder of its own, which only tests/differential puts on the path.

@@ -277,5 +277,5 @@ def test_the_missing_package_and_the_missing_launcher_are_named(
         with pytest.raises(LaunchError, match="torchrun --nproc-per-node 1"):
             make_trainer(tmp_path, deepspeed={})
     else:
-        with pytest.raises(MissingDependencyError, match="pip install deepspeed$"):
+        with pytest.raises(MissingDependencyError, match="pip install deepspeed"):
             make_trainer(tmp_path, deepspeed={})

@@ -21,6 +21,7 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface import knowledge
 from pytorch_accelerated.huggingface.arguments.fields import SamplingStrategy
+from pytorch_accelerated.huggingface.arguments.parallel import deepspeed
 from pytorch_accelerated.huggingface.engine import optimizing
 from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.prediction.padded import PADDING
@@ -105,6 +106,8 @@ class TrainerHooks:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch on the device of this process, in a container of its own, which `compute_loss` may change."""
+        if self.args.deepspeed is not None:
+            inputs = deepspeed().in_precision_of(self.model, inputs)
         device, kind = self._engine.ranks.device, type(inputs)
         parts = inputs.values() if kind is dict else inputs if kind in (list, tuple) else [inputs]
         for part in parts:

@@ -87,7 +87,8 @@ def create_accelerator(
     if has_deepspeed:
         room = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        process_state(**options)
+        state = process_state(**options)
+        kind = state.distributed_type
         forget_settings()
         starting = room.starting(deepspeed_plugin)
     with meeting(world), starting as plugin:
@@ -104,6 +105,8 @@ def create_accelerator(
                 *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
             ],
         )
+    if has_deepspeed:
+        state.distributed_type = kind  # which the next one goes by
     if mixed_precision is not None or has_deepspeed:
         remember_that_trainer_asked()
     return _checked(accelerator, world, timeout)

@@ -23,7 +23,7 @@ from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
-from pytorch_accelerated.states.portable import save_portable
+from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.publish import explained, remove_state, replacing, write_whole
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
@@ -45,6 +45,7 @@ __all__ = [
     "judged_states",
     "layout",
     "list_states",
+    "load_portable",
     "load_run",
     "looks_like_state",
     "parse_manifest",

@@ -6,13 +6,14 @@ A config is read by paths, such as ``"zero_optimization.stage"``. The config as 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import ConfigurationError, LaunchError
-from pytorch_accelerated.facts import require
+import torch
+
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.huggingface import SchedulerType
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def plugin_of(args: TrainingArguments) -> Any:
     With transformers, that is one of its own, which its models look for while they are made: as long as it lives, ZeRO
     3 divides their weights over the ranks.
     """
-    if find_spec("transformers") and find_spec("deepspeed"):
+    is_installed = find_spec("deepspeed") is not None
+    if is_installed and find_spec("transformers"):
         room = require("transformers.integrations", needed_by="`deepspeed`")
     else:
         room = require("accelerate.utils.deepspeed", needed_by="`deepspeed`")
@@ -90,23 +92,9 @@ def plugin_of(args: TrainingArguments) -> Any:
     config.config.setdefault("zero_optimization", {}).setdefault("stage", 0)
     config.set_stage_and_offload()
     _fill(config.config, args, {**_values_of_arguments(args), **_values_of_processes(args)})
+    if is_installed and config.is_zero3() and args.world_size > 1:
+        require("deepspeed", needed_by="`deepspeed`").init_distributed()  # with the processes that torch knows already
     return _utils().DeepSpeedPlugin(hf_ds_config=config)
-
-
-def checked_plugin(args: TrainingArguments) -> Any:
-    """The plugin of the arguments, in a process in which DeepSpeed can begin.
-
-    Raises:
-        LaunchError: without a launcher.
-        MissingDependencyError: without DeepSpeed.
-    """
-    require("deepspeed", needed_by="`deepspeed`")
-    if "LOCAL_RANK" not in os.environ:
-        raise LaunchError(
-            "`deepspeed` is given, but this process was started without a launcher, which DeepSpeed needs for a single "
-            "process, too. Start it with: torchrun --nproc-per-node 1 your_script.py"
-        )
-    return args.deepspeed_plugin
 
 
 def prepare(face: Trainer, num_training_steps: int) -> bool:
@@ -124,6 +112,18 @@ def prepare(face: Trainer, num_training_steps: int) -> bool:
     if "scheduler" in config:
         face.lr_scheduler = make_schedule(config, face.create_optimizer())
     return False
+
+
+def in_precision_of(model: Any, inputs: Any) -> Any:
+    """The inputs with numbers in 16 bits if the model has such weights, into which its engine has converted it."""
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    if dtype.itemsize != 2:
+        return inputs
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return trees.map_leaves(convert, inputs, keep_mappings=True)
 
 
 def schedule_of(face: Trainer, optimizer: Any) -> Any:

@@ -111,7 +111,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._given: Any = given
         is_own = hasattr(given, "param_groups")
         groups = given.param_groups if is_own else _groups_of(given.params)
-        self.engine = _initialize(model, _twin(given) if is_own else groups, config)
+        # DeepSpeed puts its own tensors into the groups that it gets.
+        self.engine = _initialize(model, _twin(given) if is_own else [dict(group) for group in groups], config)
         self.inner = self.engine.basic_optimizer
         if getattr(self.engine.optimizer, "optimizer", self.inner) is not self.inner:
             raise ConfigurationError(

@@ -56,7 +56,7 @@ def accelerator_arguments(args: TrainingArguments, model: Any) -> dict[str, Any]
         "cpu": args.use_cpu,
         "timeout": args.ddp_timeout_delta,
         "ddp_options": {name: value for name, value in options.items() if value is not None},
-        **({} if args.deepspeed is None else {"deepspeed_plugin": deepspeed().checked_plugin(args)}),
+        "deepspeed_plugin": args.deepspeed_plugin,
     }
 
 

@@ -51,6 +51,7 @@ WEIGHTS_NAME = "model.safetensors"
 ADAPTER_NAME = "adapter_model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 OLD_WEIGHTS_NAME = "pytorch_model.bin"
+DEEPSPEED_NAME = "latest"  # where DeepSpeed has written a checkpoint of its own
 WEIGHT_FILES = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME, ADAPTER_NAME)
 BASE_KEY = "frozen_base"
 _VALUES_LOOKED_AT = 64
@@ -201,7 +202,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def _holds_weights(folder: Path) -> bool:
-    return any(is_file(folder / name) for name in WEIGHT_FILES)
+    return any(is_file(folder / name) for name in (*WEIGHT_FILES, DEEPSPEED_NAME))
 
 
 def _holds_weights_alone(folder: Path) -> bool:
@@ -317,7 +318,15 @@ def read_weights(folder: Path) -> dict[str, Any]:
         }
     if is_file(folder / OLD_WEIGHTS_NAME):
         return load_portable(folder / OLD_WEIGHTS_NAME)
+    if is_file(folder / DEEPSPEED_NAME):
+        return dict(of_deepspeed(folder).weights())
     raise InvalidCheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHT_FILES)} is there.")
+
+
+def of_deepspeed(folder: Path) -> Any:
+    """The checkpoint that DeepSpeed has written there, with methods for its parts."""
+    room = require("pytorch_accelerated.extras.deepspeed.foreign", needed_by=f"{folder / DEEPSPEED_NAME}")
+    return room.DeepSpeedCheckpoint(folder)
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pytorch_accelerated.facts.seeding import check_generator_states, generator_
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.checkpoints.saving import (
     BASE_KEY,
+    DEEPSPEED_NAME,
     TRAINER_STATE_NAME,
     WEIGHTS_NAME,
     StagedCheckpoint,
@@ -28,6 +29,7 @@ from pytorch_accelerated.huggingface.checkpoints.saving import (
     fingerprint_of,
     frozen_base,
     holds_run,
+    of_deepspeed,
     weights_in,
 )
 from pytorch_accelerated.huggingface.events import TrainerControl, TrainerState, is_ours
@@ -133,6 +135,10 @@ class CheckpointStates(States):
         """
         paths = [folder / name for name in (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)]
         optimizer, scheduler, scaler = (load_portable(path) if is_file(path) else None for path in paths)
+        if optimizer is None and is_file(folder / DEEPSPEED_NAME):
+            foreign = of_deepspeed(folder)
+            optimizer = foreign.optimizer(self.context.holder.model, self.parts.optimizer)
+            scheduler = scheduler or foreign.schedule()
         generators = read_generator_states(folder / _rng_state_name(self.parts.ranks.index, self.parts.ranks))
         states = checked_states([(self.parts.optimizer, optimizer)], source=folder / OPTIMIZER_NAME)
         states += checked_states(
