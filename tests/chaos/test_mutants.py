@@ -32,7 +32,7 @@ TABLE = {
     ("states/publish.py", CRASHES): [
         ("the state before is deleted first", "disk.move(self.final, replaced)", "remove_state(self.final)"),
         ("a refused replacement is not undone", "disk.move(replaced, self.final)", "pass"),
-        ("a state is published before it is complete", "[(MANIFEST_NAME, [manifest])]", "[(MANIFEST_NAME, [b'{'])]"),
+        ("a state is published before it is complete", "[dump_manifest(manifest)]", "[b'{']"),
         ("what dead processes left is not cleaned up", "            else:\n                _remove_tree(path)\n", ""),
     ],
     ("states/verify.py", DAMAGE): [

@@ -424,6 +424,6 @@ def _obtain(store: Store, one: _Found, target: Path, check: Callable[[Path], Any
         if differing := set(one.manifest.files).symmetric_difference(staged.add_files()):
             names = ", ".join(sorted({entry.name for entry in differing}))
             raise InvalidCheckpointError(f"{store.url}/{one.source} is damaged: {names} differ from its manifest.")
-        staged.publish(dump_manifest(one.manifest))
+        staged.publish(one.manifest)
     finally:
         staged.abort()  # has no effect once it is published

@@ -121,7 +121,7 @@ class CallbackHandler(EventHandler):
         self.add_callbacks(callbacks)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.callbacks)
+        return iter(tuple(self._callbacks))
 
     def __len__(self) -> int:
         return len(self._callbacks)

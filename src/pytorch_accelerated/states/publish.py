@@ -152,18 +152,17 @@ class StagedFolder:
         # counts its updates from there again, so the folder counts the saves.
         parent = self.final.parent
         known = [highest_serials.get(parent, 0), *(manifest.serial for _, manifest in list_states(parent))]
-        manifest = Manifest(1 + max(known), facts, files)
-        self.publish(dump_manifest(manifest))
-        note_manifest(self.final, manifest)
+        self.publish(Manifest(1 + max(known), facts, files))
 
-    def publish(self, manifest: bytes) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """Publish the folder, with a manifest that lists its files. To be called by one rank.
 
         Raises:
             CheckpointError: if the disk fails; an earlier state then keeps the name.
         """
-        self.write_files([(MANIFEST_NAME, [manifest])])
+        self.write_files([(MANIFEST_NAME, [dump_manifest(manifest)])])
         with explained(self.final):
+            note_manifest(self.staging, self.final, manifest)
             disk.flush_folder(self.staging)  # else a power cut may leave a published folder without some of its files
             replaced = hidden_sibling(self.final, "replaced") if self.final.exists() else None
             # A folder can't replace another one in one step. Between these two moves nothing has the final name, but

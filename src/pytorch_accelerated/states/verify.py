@@ -232,12 +232,11 @@ def _read_manifests(folders: list[Path]) -> tuple[list[tuple[Path, Manifest]], l
 _written: dict[tuple[Any, ...], Manifest] = {}  # the last manifest that this process has written
 
 
-def note_manifest(folder: Path, manifest: Manifest) -> None:
-    """Note what this process has just written, so that nobody has to read it back."""
+def note_manifest(staging: Path, final: Path, manifest: Manifest) -> None:
+    """Note the manifest of a folder that will be called `final`, so that nobody has to read it back."""
     _written.clear()
-    with contextlib.suppress(OSError):  # another process may have replaced the folder
-        facts = os.lstat(folder / MANIFEST_NAME)
-        _written[folder, facts.st_ino, facts.st_mtime_ns, facts.st_size] = manifest
+    facts = os.lstat(staging / MANIFEST_NAME)
+    _written[final, facts.st_ino, facts.st_mtime_ns, facts.st_size] = manifest
 
 
 @functools.lru_cache(maxsize=4096)
