@@ -205,10 +205,13 @@ def test_a_batch_that_cannot_be_cut_by_rows_is_computed_as_a_whole(device: str, 
     assert trainer.model(x=x[:0])["outputs"].tolist() == []
 
 
-def test_replicas_that_return_different_things_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "outputs", [lambda x: (x,) * len(x), lambda x: [x, None][len(x) % 2], lambda x: [None, x][len(x) % 2]]
+)
+def test_replicas_that_return_different_things_are_refused(outputs: Any, tmp_path: Path) -> None:
     class Fickle(Regression):
         def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
-            return (self.linear(x),) * len(x)
+            return outputs(x)
 
     trainer = trainer_of(tmp_path, CpuParallel(Fickle(), 2), "cpu")
     with pytest.raises(HookOutputError, match="other outputs for one part of a batch"):
@@ -491,7 +494,7 @@ def test_replicas_scale_losses_in_float16(tmp_path: Path) -> None:
 
 def test_compiled_replicas_are_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, CpuParallel(Regression()), "cpu", torch_compile=True)
-    with pytest.raises(ConfigurationError, match="DataParallel, whose replicas would all call the one"):
+    with pytest.raises(ConfigurationError, match="DataParallel, but its replicas would all call the one"):
         trainer.train()
 
 

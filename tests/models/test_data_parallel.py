@@ -19,6 +19,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ModelEmaCallback, SaveBestModelCallback, SaveTrainingStateCallback
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.finetuning import ModelFreezer
+from tests.support.processes import run_on_ranks
 from tests.support.replicas import CpuParallel, replicated
 from tests.support.resuming import assert_same
 
@@ -208,8 +209,35 @@ def test_replicas_compute_in_bfloat16(device: str) -> None:
 
 
 def test_compiled_replicas_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="DataParallel, whose replicas would all call the one"):
+    with pytest.raises(ConfigurationError, match="DataParallel, but its replicas would all call the one"):
         trained(CpuParallel(net()), compile_model=True)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.errors import ConfigurationError
+from tests.support.replicas import CpuParallel
+
+for kind in (CpuParallel, DataParallel):
+    model = kind(nn.Linear(2, 1))
+    trainer = Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    try:
+        trainer.train((torch.ones(9, 2), torch.ones(9, 1)), num_epochs=1, per_device_batch_size=2)
+        print("trained")
+    except ConfigurationError as error:
+        assert "each of the 2 processes would use all of its devices" in str(error), error
+        print("refused")
+"""
+
+
+@pytest.mark.processes
+def test_several_processes_with_several_devices_each_are_refused() -> None:
+    output = run_on_ranks(SCRIPT, 2).stdout
+    assert output.count("refused") == 2
+    assert output.count("trained") == 2 or torch.cuda.is_available()
 
 
 def test_without_a_device_for_replicas_it_is_the_model(tmp_path: Path) -> None:

@@ -68,13 +68,9 @@ class PreparedModel:
         self.has_plain_backward = accelerator.scaler is None and (is_replicated(accelerator) or is_sharded)
         if not isinstance(model, nn.Module):
             return
+        if isinstance(model, DataParallel):
+            _refuse_replicas(model, accelerator, compiles=compile_arguments is not False)
         if compile_arguments is not False:
-            if isinstance(model, DataParallel):
-                raise ConfigurationError(
-                    "The model is to be compiled (`compile_model`, `torch_compile`), but it is in DataParallel, whose "
-                    "replicas would all call the one that was compiled. Leave it out, or start one process for each "
-                    "device with torchrun."
-                )
             compile_in_place(model, compile_arguments)
         if not for_training:
             self.model = accelerator.prepare_model(model, evaluation_mode=True)
@@ -141,6 +137,18 @@ class PreparedModel:
                 bare["forward"] = self._forward
         was_replaced = model is not self.model and model is not self._bare_model
         return (model if was_replaced else self._bare_model), self._bare_optimizer
+
+
+def _refuse_replicas(model: DataParallel[Any], accelerator: Accelerator, *, compiles: bool) -> None:
+    if compiles:
+        reason = "its replicas would all call the one that is compiled (`compile_model`, `torch_compile`)"
+    elif accelerator.num_processes > 1 and len(model.device_ids) > 1:
+        reason = f"each of the {accelerator.num_processes} processes would use all of its devices"
+    else:
+        return
+    raise ConfigurationError(
+        f"The model is in DataParallel, but {reason}. Don't wrap it: start one process for each device with torchrun."
+    )
 
 
 def _autocast_to_bf16(accelerator: Accelerator) -> None:

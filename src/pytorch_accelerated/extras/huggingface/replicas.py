@@ -68,10 +68,10 @@ class Replicas(DataParallel[Any]):
 
     def _joined(self, parts: list[Any], device: torch.device) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            if parts_of(parts[0]) is not None:
+            if any(isinstance(part, torch.Tensor) or parts_of(part) is not None for part in parts):
                 raise HookOutputError(
-                    f"The model returned other outputs for one part of a batch, {parts[0]!r:.100}, than for another. "
-                    "Return the same for all, or start one process for each GPU with torchrun."
+                    f"The model returned other outputs for one part of a batch, {parts[0]!r:.100}, than for another, "
+                    f"{parts[-1]!r:.100}. Return the same for all, or start one process for each GPU with torchrun."
                 )
             return parts[0]  # None, or a cache
         moved = [part.to(device) for part in parts]
