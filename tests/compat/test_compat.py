@@ -116,6 +116,13 @@ def test_is_batch_norm() -> None:
     assert not compat.is_batch_norm(nn.LayerNorm(2))
 
 
+def test_forward_hook_stores() -> None:
+    module = nn.Linear(1, 1)
+    after = module.register_forward_hook(lambda *args: None)
+    before = module.register_forward_pre_hook(lambda *args: None)
+    assert [list(store) for store in compat.forward_hook_stores(module)] == [[after.id], [before.id]]
+
+
 def test_tensor_stores_are_live_as_is_child_store_and_is_persistent_knows_the_state_dict() -> None:
     module = nn.BatchNorm1d(2)
     module.register_buffer("passing", torch.ones(1), persistent=False)
@@ -281,16 +288,29 @@ def test_forget_settings() -> None:
     compat_accelerate.forget_settings()
 
 
-def test_forget_other_precision_only_if_remember_that_trainer_asked() -> None:
+def test_forget_other_precision_only_if_a_trainer_asked() -> None:
     for is_trainers in (False, True):
         compat_accelerate.forget_settings()
         Accelerator(cpu=True, mixed_precision="bf16")
         if is_trainers:
-            compat_accelerate.remember_that_trainer_asked()
+            compat_accelerate.remember_settings(Accelerator(), trainer_asked=True)
         compat_accelerate.forget_other_precision("bf16")
         assert AcceleratorState().mixed_precision == "bf16"
         compat_accelerate.forget_other_precision(None)
         assert Accelerator(cpu=True).mixed_precision == ("no" if is_trainers else "bf16")
+    compat_accelerate.forget_settings()
+
+
+def test_remember_settings_and_restore_settings() -> None:
+    compat_accelerate.forget_settings()
+    first = Accelerator(cpu=True, mixed_precision="bf16")
+    compat_accelerate.remember_settings(first, trainer_asked=True)
+    compat_accelerate.forget_settings()
+    second = Accelerator(cpu=True, mixed_precision="no")
+    compat_accelerate.remember_settings(second, trainer_asked=True)
+    for accelerator, precision in ((first, "bf16"), (second, "no")):
+        compat_accelerate.restore_settings(accelerator)
+        assert accelerator.mixed_precision == AcceleratorState().mixed_precision == precision
     compat_accelerate.forget_settings()
 
 

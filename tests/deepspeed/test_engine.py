@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chaos.record import record
+from tests.chaos.size import size
 from tests.support.processes import run_on_ranks
 from tests.support.resuming import assert_same
+from tests.support.states import find_state
 from tests.support.zero import config
 
 pytest.importorskip("deepspeed", reason="needs deepspeed: make deepspeed")
@@ -18,9 +21,13 @@ RANKS = REPOSITORY / "tests" / "ranks"
 TOLERANCE = 2e-5  # of float32 sums in another order, after 60 updates
 
 
-def run(script: str, *arguments: object, ranks: int = 2) -> str:
+def outputs_of(script: str, *arguments: object, ranks: int = 2) -> tuple[str, ...]:
     environment = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    return run_on_ranks(RANKS / script, ranks, *arguments, cwd=REPOSITORY, env=environment).stdout
+    return run_on_ranks(RANKS / script, ranks, *arguments, cwd=REPOSITORY, env=environment).stdout_of_ranks
+
+
+def run(script: str, *arguments: object, ranks: int = 2) -> str:
+    return "".join(outputs_of(script, *arguments, ranks=ranks))
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +44,71 @@ def test_each_stage_trains_like_ddp_and_resumes_to_the_bit(stage: int, tmp_path:
     output = run("deepspeed_states.py", tmp_path, json.dumps(config(stage)))
     assert output.count("all is well") == 2
     assert_same(torch.load(tmp_path / "results.pt"), on_ddp, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("stages", ["0,1,2", "3"])
+def test_updates_are_those_of_a_loop_by_hand_and_what_cannot_work_is_refused(stages: str, tmp_path: Path):
+    assert run("deepspeed_parts.py", tmp_path, stages).count("all is well") == 2
+
+
+def test_offloaded_and_16_bit_runs_resume_to_the_bit(tmp_path: Path, on_ddp: dict[str, Any]):
+    kinds = ["offload_1", "offload_2", "bf16_0", "bf16_1", "bf16_2", "bf16_3", "offload_3"]
+    assert run("deepspeed_kinds.py", tmp_path, ",".join(kinds)).count("all is well") == 2
+    for kind in kinds:
+        tolerance = TOLERANCE if kind in ("offload_1", "offload_2") else 0.02  # bfloat16 has 8 bits
+        history = torch.load(tmp_path / f"{kind}.pt")["history"]
+        assert_same(history, on_ddp["three"]["history"], tolerance=tolerance)
+
+
+def test_updates_that_float16_skips_are_counted_and_skipped_again_after_a_resume(tmp_path: Path):
+    assert run("deepspeed_kinds.py", tmp_path, "fp16_0,fp16_2,fp16_3").count("all is well") == 2
+    stage_2, stage_3 = (torch.load(tmp_path / f"fp16_{stage}.pt") for stage in (2, 3))
+    assert stage_2["skipped"] == stage_3["skipped"] > 0
+    assert_same(stage_3["history"], stage_2["history"], tolerance=1e-2)
+
+
+def test_the_optimizer_of_the_config_trains_and_resumes(tmp_path: Path):
+    assert run("deepspeed_kinds.py", tmp_path, "optimizer_0,optimizer_2,optimizer_3").count("all is well") == 2
+
+
+def test_a_state_resumes_on_another_number_of_ranks_at_another_stage_and_without_deepspeed(tmp_path: Path):
+    def results(name: str, state: Path, settings: Any, ranks: int) -> dict[str, Any]:
+        run("deepspeed_elsewhere.py", tmp_path / name, state, json.dumps(settings), ranks=ranks)
+        loaded: dict[str, Any] = torch.load(tmp_path / name)
+        return loaded
+
+    state, plain_state = tmp_path / "of_stage_3" / "step_30", tmp_path / "of_ddp" / "step_30"
+    expected = results("whole.pt", state, config(3), 2)
+    results("plain.pt", plain_state, None, 2)
+    elsewhere: list[tuple[Path, Any, int]] = [
+        (state, config(1), 1),
+        (state, config(2), 3),
+        (state, None, 2),
+        (plain_state, config(3), 2),
+        (plain_state, config(1), 3),
+    ]
+    for number, (saved, settings, ranks) in enumerate(elsewhere):
+        assert_same(results(f"{number}.pt", saved, settings, ranks), expected, str(number), tolerance=TOLERANCE)
+
+
+def test_pieces_finds_private_members_of_deepspeed():
+    assert run("deepspeed_members.py").count("all is well") == 2
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_that_is_killed_around_saves_loses_no_state_and_ends_the_same(stage: int, tmp_path: Path):
+    settings = json.dumps(config(stage))
+    outputs = outputs_of("deepspeed_dying.py", tmp_path / "whole", settings, -1, 0)
+    operations = [int(text.split()[-1]) for text in outputs]
+    expected = torch.load(tmp_path / "whole" / "results.pt")
+    count = size(2, 15)
+    deaths = [(number % 2, operations[number % 2] * (number + 1) // (count + 1)) for number in range(count)]
+    for rank, at in deaths:
+        folder = tmp_path / f"{rank}_{at}"
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            run("deepspeed_dying.py", folder, settings, rank, at)
+        saved = len(list((folder / "states").glob("step_*")))
+        assert find_state(folder / "states") is not None or at < operations[rank] // 10, (at, saved)
+        run("deepspeed_dying.py", folder, settings, -1, 0)
+        assert_same(torch.load(folder / "results.pt"), expected, str(folder))
+    record("rank killed around a save of DeepSpeed", {"kills": len(deaths), "states lost": 0})

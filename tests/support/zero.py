@@ -30,10 +30,12 @@ def config(stage: int, **sections: Any) -> dict[str, Any]:
     return {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero, **sections}
 
 
-def make_model() -> nn.Module:
+def make_model(dropout: float = 0.1) -> nn.Module:
     """A model of odd sizes, so that the ranks' parts differ in size."""
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Dropout(0.1), nn.Linear(5, 1), nn.Linear(1, 2))
+    return nn.Sequential(
+        nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Dropout(dropout), nn.Linear(5, 1), nn.Linear(1, 2)
+    )
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -65,7 +67,7 @@ def data(rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.float(), targets.float()
 
 
-def train(trainer: Trainer, epochs: int = 3, **arguments: Any) -> Trainer:
+def train(trainer: Trainer, epochs: int = 3, ranks: int = 2, **arguments: Any) -> Trainer:
     """Epochs of 19 updates of 12 rows and a last one of 7, in batches of 3 on two ranks."""
     settings = {
         "create_scheduler_fn": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.9),
@@ -76,7 +78,7 @@ def train(trainer: Trainer, epochs: int = 3, **arguments: Any) -> Trainer:
         data(),
         num_epochs=epochs,
         eval_dataset=data(EVAL_ROWS),
-        per_device_batch_size=3,
+        per_device_batch_size=6 // ranks,
         gradient_accumulation_steps=2,
         **settings,
     )

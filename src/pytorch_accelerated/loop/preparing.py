@@ -36,6 +36,7 @@ from pytorch_accelerated.facts.settings import LIMITS, check_scheduler
 from pytorch_accelerated.loop.callback import PassLimit, savers_among
 from pytorch_accelerated.loop.context import Context, Parts
 from pytorch_accelerated.loop.hooks import overrides
+from pytorch_accelerated.ranks.compat.accelerate import restore_settings
 from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
 from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.ranks.ranks import Ranks
@@ -124,6 +125,7 @@ def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str
 def prepare_model(context: Context, *, for_training: bool) -> None:
     """Move the model to its device, and wrap what must be wrapped."""
     parts = context.parts
+    restore_settings(parts.accelerator)
     held = held_parts(context.holder)
     parts.mode = OptimizerMode(optimizers_of(context.holder, held).values())
     if for_training:

@@ -31,7 +31,7 @@ from pytorch_accelerated.ranks.compat.accelerate import (
     forget_other_precision,
     forget_settings,
     has_process_state,
-    remember_that_trainer_asked,
+    remember_settings,
 )
 from pytorch_accelerated.ranks.launching import World, check_group, join_world, meeting, must_group_on_cpu
 
@@ -87,8 +87,7 @@ def create_accelerator(
     if has_deepspeed:
         room = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        state = process_state(**options)
-        kind = state.distributed_type
+        process_state(**options)
         forget_settings()
         starting = room.starting(deepspeed_plugin)
     with meeting(world), starting as plugin:
@@ -105,10 +104,7 @@ def create_accelerator(
                 *([] if timeout is None else [InitProcessGroupKwargs(timeout=timeout)]),
             ],
         )
-    if has_deepspeed:
-        state.distributed_type = kind  # which the next one goes by
-    if mixed_precision is not None or has_deepspeed:
-        remember_that_trainer_asked()
+    remember_settings(accelerator, trainer_asked=mixed_precision is not None or has_deepspeed)
     return _checked(accelerator, world, timeout)
 
 

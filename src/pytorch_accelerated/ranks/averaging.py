@@ -21,7 +21,7 @@ from pytorch_accelerated.ranks.compat.torch import (
     tensor_stores,
 )
 from pytorch_accelerated.ranks.keeping import kept
-from pytorch_accelerated.ranks.sharding import has_shards, own_part, sharded_like
+from pytorch_accelerated.ranks.sharding import has_shards, is_in_pieces, own_part, sharded_like
 from pytorch_accelerated.ranks.wrappers import innermost
 
 
@@ -135,6 +135,10 @@ class ShardedEma:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        if any(map(is_in_pieces, model.parameters())):
+            raise ConfigurationError(
+                f"This {type(model).__name__} has no average: DeepSpeed's ZeRO 3 has cut it up. Use stage 2, or FSDP."
+            )
         self.decay = decay
         self.averages: dict[str, Tensor] = {name: each.detach().clone() for name, each in self._entries(model)}
         parts = {name: own_part(each) for name, each in self.averages.items()}

@@ -18,12 +18,21 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, scale_of
-from pytorch_accelerated.facts import require
+from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, norm_of, scale_of
+from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.loop import Step
-from pytorch_accelerated.ranks import Optimizers, Parallel, PreparedModel, Shard, has_shards
+from pytorch_accelerated.ranks import (
+    Optimizers,
+    Parallel,
+    PreparedModel,
+    Shard,
+    forward_hook_stores,
+    has_shards,
+    is_in_pieces,
+)
 
 AUTO = "auto"
+_END = "_end_deepspeed"  # the attribute of a model that ends the engine around it
 _MAIN = "main_weights"  # the entry of an optimizer's state for float32 weights, where the model's are in 16 bits
 _COUNTS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -43,24 +52,24 @@ class DeepSpeedModel(PreparedModel):
 
     def __init__(self, accelerator: Any, model: Any, optimizer: Any, *, context: Any, **options: Any) -> None:
         for_training = options.pop("for_training")
-        before = getattr(model, "_deepspeed_engine", None)
         super().__init__(accelerator, model, optimizer, for_training=False, **options)
-        self.has_plain_backward = False
-        self._traces: _Traces | None = None
+        self.has_plain_backward, self._is_in_training = False, for_training
         if not for_training:
-            if has_shards(model) and before is None:  # made in `zero.Init`; the engine lets its parts gather themselves
-                model.__dict__["_deepspeed_engine"] = _initialize(model, None, _config_of(context, model, None))
+            if has_shards(model) and _END not in vars(model):  # made in `zero.Init`; an engine gathers its parts
+                traces = _Traces(model)
+                engine = _initialize(model, None, _config_of(context, model, None))
+                vars(model)[_END] = _End(engine, traces)
             return
-        deepspeed = require("deepspeed", needed_by="DeepSpeed")
-        Parallel.register(deepspeed.DeepSpeedEngine)
-        if before is not None:
-            before.destroy()
-            del model.__dict__["_deepspeed_engine"]
+        Parallel.register(require("deepspeed", needed_by="DeepSpeed").DeepSpeedEngine)
         _refuse(model, optimizer, context)
-        self._traces = _Traces(model)
+        if end := vars(model).pop(_END, None):
+            end()
+        traces = _Traces(model)
         self.optimizer = EngineOptimizer(model, optimizer, _config_of(context, model, optimizer))
         self.model = self.optimizer.engine
         accelerator.deepspeed_engine_wrapped = self.optimizer
+        model.register_forward_pre_hook(_in_dtype_of_weights, with_kwargs=True)
+        vars(model)[_END] = _End(self.model, traces)
 
     def kind_of_step(self, kind: Any) -> Any:
         """`kind`, which leaves to the engine what only that can do."""
@@ -78,13 +87,10 @@ class DeepSpeedModel(PreparedModel):
     def release(self, model: Any) -> tuple[Any, Any]:
         """Return the bare model and the optimizer, which keeps its state for the next run."""
         bare, _ = super().release(model)
-        if self._traces is not None:
+        if self._is_in_training:
             self._accelerator.deepspeed_engine_wrapped = None
-            if has_shards(bare):
-                bare.__dict__["_deepspeed_engine"] = self.model
-            else:
-                self.model.destroy()
-                self._traces.remove()
+            if not has_shards(self._bare_model):  # else it stays, and lets the parts of the weights be gathered
+                vars(self._bare_model).pop(_END)()
         return bare, self.optimizer
 
 
@@ -102,6 +108,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     Attributes:
         engine: of DeepSpeed.
         inner: the optimizer in it.
+        is_cut: whether the engine cuts up gradients, or converts them, so that only its step can clip them.
+        norm: of the gradient of the last update, the same on all ranks; None if the engine has none.
     """
 
     def __init__(self, model: nn.Module, given: Any, config: dict[str, Any]) -> None:
@@ -130,6 +138,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._rows = {id(row.parameter): row for _, rows in self._layout for row in rows}
         self._is_replica = torch.distributed.get_rank() > 0 and all(row.is_whole for row in self._rows.values())
         self._must_take_weights = False
+        self.norm: torch.Tensor | None = None
         if state is not None:
             for entry in state["state"].values():
                 entry.pop(_MAIN, None)  # the model's may have been changed meanwhile
@@ -145,7 +154,9 @@ class EngineOptimizer(torch.optim.Optimizer):
             self._take_weights()
         for own, inner in zip(self._used(), self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in own.items() if name not in ("params", "step")})
+        scale = getattr(self.engine.optimizer, "loss_scale", 1.0)
         self.engine.step()
+        self.norm = norm_of(self.engine, scale)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: the step of the engine does it."""
@@ -161,21 +172,23 @@ class EngineOptimizer(torch.optim.Optimizer):
         Raises:
             CheckpointError: if a tensor cannot be divided among parameters.
         """
-        packed = super().state_dict()
+        packed, numbers = super().state_dict(), self._numbers()
         state: dict[int, Any] = {}
         for flat, rows in self._layout:
             entries = dict(self.inner.state.get(flat, {}))
             if rows and entries and rows[0].parameter.dtype != flat.dtype:
                 entries[_MAIN] = flat.detach()
             for row, (key, value) in itertools.product(rows, entries.items()):
-                if isinstance(value, torch.Tensor) and value.shape == flat.shape and value.ndim:
+                is_plain = not isinstance(value, torch.Tensor) or not value.ndim
+                if not is_plain and value.shape == flat.shape:
                     value = row.piece(value.contiguous(), is_replica=self._is_replica)
-                elif isinstance(value, torch.Tensor) and value.ndim:
+                elif not is_plain:
                     raise CheckpointError(
                         f"The {type(self.inner).__name__} in DeepSpeed has {key!r} of shape {tuple(value.shape)} for "
                         "numbers of several parameters, which cannot be saved. Use AdamW or SGD, or stage 0."
                     )
-                state.setdefault(self._numbers()[id(row.parameter)], {})[key] = copy.copy(value)
+                # Each parameter has a count of its own: optimizers without DeepSpeed count in place.
+                state.setdefault(numbers[id(row.parameter)], {})[key] = copy.deepcopy(value) if is_plain else value
         used = [group for group in packed["param_groups"] if group["params"]]
         for group, inner in zip(used, self.inner.param_groups, strict=True):
             group.update({"step": inner["step"]} if "step" in inner else {})
@@ -200,7 +213,7 @@ class EngineOptimizer(torch.optim.Optimizer):
                 if not isinstance(first, (torch.Tensor, Shard)) or not len(first.shape):
                     is_on_device = any(group.get("fused") or group.get("capturable") for group in self.param_groups)
                     moves = isinstance(first, torch.Tensor) and is_on_device
-                    self.inner.state[flat][key] = first.to(flat.device) if moves else copy.copy(first)
+                    self.inner.state[flat][key] = first.to(flat.device) if moves else copy.deepcopy(first)
                     continue
                 filled = torch.zeros_like(flat, memory_format=torch.contiguous_format)
                 for row, entry in zip(rows, entries, strict=True):
@@ -270,13 +283,12 @@ class EngineStep(Step):
         optimizer = self.parts.optimizer
         if not (applied := optimizer.engine.was_step_applied()):
             self.parts.state.skipped_updates += 1
-        norm = optimizer.engine.get_global_grad_norm() if optimizer.is_cut else None
-        if norm is None:
+        if not optimizer.is_cut or optimizer.norm is None:
             return
         if hasattr(self, "norms"):
-            self.norms = [torch.as_tensor(norm)]
+            self.norms = [optimizer.norm]
         elif applied and self.asked.settings.gradient_clip_norm is not None:
-            self.reports.gradient_norms.update(torch.as_tensor(norm))
+            self.reports.gradient_norms.update(optimizer.norm)
 
     def step_schedule(self) -> None:
         """Step the schedule, unless the update was skipped."""
@@ -288,7 +300,7 @@ class _Traces:
     """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory shared by parameters, their dtype."""
 
     def __init__(self, model: nn.Module) -> None:
-        stores = ((module._forward_hooks, module._forward_pre_hooks) for module in model.modules())
+        stores = map(forward_hook_stores, model.modules())
         self._hooks: list[Any] = [(hooks, hooks.copy()) for hooks in itertools.chain.from_iterable(stores)]
         self._parameters = [(each, each.dtype, set(vars(each))) for each in model.parameters()]
 
@@ -297,10 +309,38 @@ class _Traces:
             hooks.clear()
             hooks.update(before)
         for parameter, dtype, names in self._parameters:
+            if is_in_pieces(parameter):
+                continue
             for name in set(vars(parameter)) - names:
                 delattr(parameter, name)
             parameter.data = parameter.data.to(dtype, copy=True)
             parameter.grad = None
+
+
+class _End:
+    """Ends an engine. A copy of the model that has it, such as an average, is in no engine."""
+
+    def __init__(self, engine: Any, traces: _Traces) -> None:
+        self._engine, self._traces = engine, traces
+
+    def __call__(self) -> None:
+        self._engine.destroy()
+        self._traces.remove()
+
+    def __reduce__(self) -> Any:
+        return bool, ()
+
+
+def _in_dtype_of_weights(model: nn.Module, arguments: Any, named: Any) -> Any:
+    """The arguments of a forward pass, with floating-point tensors in 16 bits if the weights are."""
+    dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
+    if dtype == torch.float32:
+        return None
+
+    def converted(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return trees.map_leaves(converted, (arguments, named), parts=trees.plain_parts_of)
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any:
@@ -340,7 +380,7 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
     if wrong:
         raise ConfigurationError(f"DeepSpeed's config has {'; '.join(wrong)}. Make them equal, or write {AUTO!r}.")
     zero = config.setdefault("zero_optimization", {})
-    has_cut = bool(zero.get("stage")) or any(config.get(name, {}).get("enabled") is True for name in ("fp16", "bf16"))
+    has_cut = bool(zero.get("stage")) or _has_16_bits(config)
     of_loop = (
         ("train_batch_size", "scheduler") if optimizer is not None else ("train_batch_size", "scheduler", "optimizer")
     )
@@ -362,6 +402,8 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
 def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
     """Reject what DeepSpeed cannot train."""
     settings, kind = context.asked.settings, type(optimizer).__name__
+    has_16_bits = _has_16_bits(context.parts.accelerator.state.deepspeed_plugin.deepspeed_config)
+    kinds = (torch.float32, torch.float16, torch.bfloat16) if has_16_bits else (torch.float32,)
     reason = None
     if isinstance(optimizer, Optimizers):
         reason = "there are several optimizers, and an engine steps one: make it of groups"
@@ -373,8 +415,18 @@ def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
         reason = "no rank has whole gradients to clip so: give one number as `gradient_clip_norm`"
     elif scalars := [name for name, each in model.named_parameters() if not each.ndim]:
         reason = f"the parameters {', '.join(scalars)} have no dimension: give them the shape (1,)"
+    others = {str(each.dtype) for each in model.parameters()} - {str(dtype) for dtype in kinds}
+    if others and reason is None:
+        reason = (
+            f"weights are {', '.join(sorted(others))}, of which it would train copies in float32: convert them by "
+            "`model.float()`, and enable `bf16` or `fp16` in its config for mixed precision"
+        )
     if reason is not None:
         raise ConfigurationError(f"DeepSpeed cannot train this: {reason}.")
+
+
+def _has_16_bits(config: Mapping[str, Any]) -> bool:
+    return any(config.get(name, {}).get("enabled") is True for name in ("fp16", "bf16"))
 
 
 def _twin(optimizer: Any) -> Any:

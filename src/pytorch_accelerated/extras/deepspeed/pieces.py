@@ -139,6 +139,20 @@ def _row_of_stage_3(parameter: Any, offset: int, size: int) -> Row:
     return Row(parameter, parameter.ds_shape, start, offset, min(size, parameter.ds_numel - start))
 
 
+def norm_of(engine: Any, scale: float) -> torch.Tensor | None:
+    """The norm of the gradient of the last update before clipping; None if the engine did not compute one.
+
+    Args:
+        engine: of DeepSpeed.
+        scale: the loss scale of that update. ZeRO 3 divides by that of the next one.
+    """
+    norm = engine.get_global_grad_norm()
+    if norm is None:
+        return None
+    is_of_next = hasattr(engine.optimizer, "fp32_partitioned_groups_flat")
+    return torch.as_tensor(norm) * (engine.optimizer.loss_scale / scale if is_of_next else 1.0)
+
+
 def scale_of(outer: Any) -> Any:
     """What keeps the loss scale of an engine's optimizer; None if there is none."""
     return getattr(outer, "loss_scaler", None) or getattr(outer, "loss_scale_config", None)

@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 _ASKED_BY_TRAINER = "_precision_was_asked_for_by_a_trainer"
+_SETTINGS, _KIND = "_settings_of_trainer", "_kind_of_group"
 # The settings of a `DataLoader`, without what it makes batches of.
 _LOADER_SETTINGS = (
     "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -38,9 +39,13 @@ def has_process_state() -> bool:
 def forget_settings() -> None:
     """Let the next `Accelerator` have a precision and plugins of its own.
 
-    accelerate keeps one set per process, and refuses another one until this private method was called.
+    accelerate keeps one set per process, and refuses another one until this private method was called. One with
+    DeepSpeed also changes what the process says of its group.
     """
     AcceleratorState._reset_state()
+    if PartialState._shared_state:
+        kind = PartialState._shared_state["distributed_type"]
+        PartialState._shared_state["distributed_type"] = PartialState._shared_state.setdefault(_KIND, kind)
 
 
 def forget_other_precision(mixed_precision: str | None) -> None:
@@ -54,9 +59,20 @@ def forget_other_precision(mixed_precision: str | None) -> None:
         forget_settings()
 
 
-def remember_that_trainer_asked() -> None:
-    """After a trainer has made an `Accelerator` with a precision that it asked for; see `forget_other_precision`."""
-    AcceleratorState._shared_state[_ASKED_BY_TRAINER] = True
+def remember_settings(accelerator: Accelerator, *, trainer_asked: bool) -> None:
+    """After a trainer has made `accelerator`, perhaps with settings that it asked for; see `forget_other_precision`."""
+    if trainer_asked:
+        AcceleratorState._shared_state[_ASKED_BY_TRAINER] = True
+    setattr(accelerator, _SETTINGS, dict(AcceleratorState._shared_state))
+
+
+def restore_settings(accelerator: Accelerator) -> None:
+    """Before a trainer uses `accelerator`: give it its own settings again, if another one was made meanwhile."""
+    settings = getattr(accelerator, _SETTINGS, None)
+    if settings is not None and AcceleratorState._shared_state != settings:
+        AcceleratorState._shared_state.clear()
+        AcceleratorState._shared_state.update(settings)
+        PartialState._shared_state["distributed_type"] = settings["distributed_type"]
 
 
 def forget_prepared(accelerator: Accelerator, model: Any) -> bool:

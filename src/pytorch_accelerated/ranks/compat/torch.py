@@ -86,6 +86,11 @@ def tensor_stores(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str
     return module._parameters, module._buffers  # type: ignore[return-value]
 
 
+def forward_hook_stores(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The live dicts of the hooks around the forward pass. Publicly a hook can be removed by its own handle only."""
+    return module._forward_hooks, module._forward_pre_hooks
+
+
 def child_store(module: nn.Module) -> dict[str, nn.Module | None]:
     """The live dict of the direct submodules of `module`; see `tensor_stores`."""
     return module._modules
