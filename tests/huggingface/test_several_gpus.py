@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -206,15 +207,22 @@ def test_a_batch_that_cannot_be_cut_by_rows_is_computed_as_a_whole(device: str, 
 
 
 @pytest.mark.parametrize(
-    "outputs", [lambda x: (x,) * len(x), lambda x: [x, None][len(x) % 2], lambda x: [None, x][len(x) % 2]]
+    "outputs",
+    [
+        lambda x: (x,) * len(x),
+        lambda x: [x, None][len(x) % 2],
+        lambda x: [None, x][len(x) % 2],
+        lambda x: {"x": x, "rows": len(x)},
+        lambda x: SimpleNamespace(x=x),
+    ],
 )
-def test_replicas_that_return_different_things_are_refused(outputs: Any, tmp_path: Path) -> None:
+def test_replicas_whose_outputs_cannot_be_joined_are_refused(outputs: Any, tmp_path: Path) -> None:
     class Fickle(Regression):
         def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
             return outputs(x)
 
     trainer = trainer_of(tmp_path, CpuParallel(Fickle(), 2), "cpu")
-    with pytest.raises(HookOutputError, match="other outputs for one part of a batch"):
+    with pytest.raises(HookOutputError, match="cannot be joined.*torchrun"):
         trainer.model(torch.ones(3, 2))
 
 

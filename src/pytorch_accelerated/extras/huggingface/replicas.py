@@ -67,17 +67,21 @@ class Replicas(DataParallel[Any]):
         return merged(lambda parts: self._joined(parts, device), outputs, keep_mappings=True)
 
     def _joined(self, parts: list[Any], device: torch.device) -> Any:
+        first = parts[0]
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            if any(isinstance(part, torch.Tensor) or parts_of(part) is not None for part in parts):
-                raise HookOutputError(
-                    f"The model returned other outputs for one part of a batch, {parts[0]!r:.100}, than for another, "
-                    f"{parts[-1]!r:.100}. Return the same for all, or start one process for each GPU with torchrun."
-                )
-            return parts[0]  # None, or a cache
+            is_plain = isinstance(first, (str, int, float, type(None)))
+            is_same = is_plain and all(type(part) is type(first) and part == first for part in parts)
+            if is_same or hasattr(first, "get_seq_length"):  # a cache, which nobody keeps
+                return first
+            raise HookOutputError(
+                f"What the model returned for two parts of a batch, {first!r:.100} and {parts[-1]!r:.100}, cannot be "
+                "joined. Return tensors in tuples, lists or dicts, the same ones for any rows, or start one process "
+                "for each GPU with torchrun."
+            )
         moved = [part.to(device) for part in parts]
-        if moved[0].ndim:
+        if first.ndim:
             return torch.cat(moved)
-        if not moved[0].is_floating_point():
+        if not first.is_floating_point():
             return torch.stack(moved)
         # A mean of nothing is NaN, even multiplied by 0.
         return sum(part * share for part, share in zip(moved, self._shares, strict=True) if share)
