@@ -164,6 +164,23 @@ def test_a_number_of_items_of_the_update_is_divided_among_the_replicas(device: s
         torch.testing.assert_close(found[0].cpu(), expected, rtol=1e-7, atol=0)
 
 
+def test_a_second_trainer_of_a_wrapped_model_counts_its_own_items(device: str, tmp_path: Path) -> None:
+    class Counting(Trainer):
+        def count_items(self, batch: Any) -> Any:
+            return batch["x"][:, 0].sum()  # any number will do
+
+    class Summing(Regression):
+        def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+            return self.linear.weight.sum() * 0 + x[:, 1].sum(), x
+
+    first = trainer_of(tmp_path, replicated(Summing(), device, 2), device)
+    second = trainer_of(tmp_path, first.model, device, kind=Counting)
+    x = torch.tensor([[1.0, 8.0], [3.0, 16.0]], device=first.args.device)
+    assert first.model(x=x)[0].item() == 12
+    assert second.model(x=x)[0].item() == 14
+    assert second.model.module is first.model.module
+
+
 class Odd(nn.Module):
     """Takes lists, texts, single numbers and arrays, and says what it got."""
 

@@ -33,7 +33,7 @@ class Replicas(DataParallel[Any]):
         nn.Module.__init__(self)
         vars(self).update(vars(wrapper))
         self.replicate, self.parallel_apply = wrapper.replicate, wrapper.parallel_apply  # type: ignore[method-assign]
-        self._count_items = count_items
+        self.count_items = count_items
         self._shares: list[float] = []  # of the parts in the loss of the batch
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class Replicas(DataParallel[Any]):
 
     def _items_in(self, named: Mapping[str, Any]) -> int | None:
         try:
-            count = self._count_items(named)
+            count = self.count_items(named)
         except KeyError:  # it needs an entry that the model does not get
             return None
         return None if count is None else int(count)

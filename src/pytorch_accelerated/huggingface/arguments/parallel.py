@@ -101,7 +101,8 @@ def in_replicas(trainer: TrainerHooks, model: Any, count: int) -> Any:
     if not isinstance(model, DataParallel):
         return model
     room = require("pytorch_accelerated.extras.huggingface.replicas", needed_by="`DataParallel`")
-    return model if isinstance(model, room.Replicas) else room.Replicas(model, trainer.count_items)
+    is_own = isinstance(model, room.Replicas) and model.count_items == trainer.count_items
+    return model if is_own else room.Replicas(model, trainer.count_items)
 
 
 def choose_gpus(args: TrainingArguments, model: Any) -> None:
