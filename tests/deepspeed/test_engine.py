@@ -112,3 +112,8 @@ def test_a_run_that_is_killed_around_saves_loses_no_state_and_ends_the_same(stag
         run("deepspeed_dying.py", folder, settings, -1, 0)
         assert_same(torch.load(folder / "results.pt"), expected, str(folder))
     record("rank killed around a save of DeepSpeed", {"kills": len(deaths), "states lost": 0})
+
+
+@pytest.mark.parametrize("way", ["launch", "accelerator"])
+def test_accelerate_asks_for_deepspeed_by_its_variables_or_by_a_plugin(way: str):
+    assert run("deepspeed_asked.py", way).count("all is well") == 2

@@ -54,6 +54,14 @@ class CountUpdates(TrainerCallback):
         self.updates.append(trainer.run_state.updates)
 
 
+class Rates(TrainerCallback):
+    def __init__(self) -> None:
+        self.of_updates: list[float] = []
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.of_updates.append(trainer.optimizer.param_groups[0]["lr"])
+
+
 class CountsLate(Trainer):
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         output: dict[str, Any] = super().calculate_train_batch_loss(batch)
@@ -142,6 +150,18 @@ for stage in stages:
     model = make_model()
     body, head = list(model.parameters())[:2], list(model.parameters())[2:]
     several = {"body": torch.optim.SGD(body, lr=0.1), "head": torch.optim.SGD(head, lr=0.1)}
+    warmup = {"warmup_min_lr": 0.0, "warmup_max_lr": "auto", "warmup_num_steps": 4, "total_num_steps": "auto"}
+    scheduled = {**settings, "scheduler": {"type": "WarmupDecayLR", "params": {**warmup, "warmup_type": "linear"}}}
+    assert "create_scheduler_fn" in complaint(scheduled)
+    rates = Rates()
+    train(make_trainer(scheduled, rates), epochs=1, create_scheduler_fn=None)
+    given: dict[str, Any] = {**warmup, "warmup_type": "linear", "warmup_max_lr": 0.02, "total_num_steps": 20}
+    alone = torch.optim.SGD([torch.zeros(1)], lr=0.02)
+    schedule = importlib.import_module("deepspeed.runtime.lr_schedules").WarmupDecayLR(alone, **given)
+    for rate in rates.of_updates:
+        assert rate == alone.param_groups[0]["lr"]
+        schedule.step()
+    assert len(set(rates.of_updates)) > 10
     assert "several optimizers" in complaint(settings, model, optimizer=several)
     extra = nn.Parameter(torch.ones(1))
     model = make_model()

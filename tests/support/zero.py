@@ -18,7 +18,7 @@ ROWS = 235  # in 20 updates of 12 rows on 2 ranks: the last one of an epoch is s
 EVAL_ROWS = 5
 
 
-def accelerator(config: dict[str, Any]) -> Callable[[], Any]:
+def accelerator_with(config: dict[str, Any]) -> Callable[[], Any]:
     """What makes an Accelerator with a config of DeepSpeed."""
     from accelerate import DeepSpeedPlugin
 
@@ -54,11 +54,12 @@ def make_trainer(
     model: nn.Module | None = None,
     optimizer: Any = None,
     base: type[Trainer] = Trainer,
+    accelerator: Callable[[], Any] | None = None,
 ) -> Trainer:
     """A trainer with a config of DeepSpeed, or on plain DDP."""
     model = make_model() if model is None else model
     optimizer = make_optimizer(model) if optimizer is None else optimizer
-    made = None if settings is None else accelerator(settings)
+    made = accelerator if settings is None else accelerator_with(settings)
     return base(model, nn.MSELoss(), optimizer, callbacks=callbacks, seed=3, accelerator=made)
 
 

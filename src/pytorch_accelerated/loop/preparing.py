@@ -312,6 +312,8 @@ def _make_scheduler(context: Context) -> bool:
     trainer, settings = context.trainer, context.asked.settings
     has_own_step = overrides(trainer, "scheduler_step")
     parts.scheduler = trainer.create_scheduler()
+    if parts.scheduler is None and parts.prepared is not None:
+        parts.scheduler = parts.prepared.make_schedule()
     check_scheduler(parts.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
     if isinstance(parts.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         watched = WatchedMetric(settings.scheduler_metric, parts.scheduler.mode == "max")

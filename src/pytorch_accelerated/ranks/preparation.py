@@ -110,6 +110,9 @@ class PreparedModel:
             self._hook.remove()
             self._hook = None
 
+    def make_schedule(self) -> Any:
+        """The schedule of what the model is prepared with, if that brings one."""
+
     def kind_of_step(self, kind: Any) -> Any:
         """The kind of step to train with, where the loop would use `kind`."""
         return kind

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
+from pytorch_accelerated.extras.deepspeed.config import make_schedule
 from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, norm_of, scale_of
 from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.loop import Step
@@ -53,7 +54,7 @@ class DeepSpeedModel(PreparedModel):
     def __init__(self, accelerator: Any, model: Any, optimizer: Any, *, context: Any, **options: Any) -> None:
         for_training = options.pop("for_training")
         super().__init__(accelerator, model, optimizer, for_training=False, **options)
-        self.has_plain_backward, self._is_in_training = False, for_training
+        self.has_plain_backward, self._is_in_training, self._context = False, for_training, context
         if not for_training:
             if has_shards(model) and _END not in vars(model):  # made in `zero.Init`; an engine gathers its parts
                 traces = _Traces(model)
@@ -70,6 +71,14 @@ class DeepSpeedModel(PreparedModel):
         accelerator.deepspeed_engine_wrapped = self.optimizer
         model.register_forward_pre_hook(_in_dtype_of_weights, with_kwargs=True)
         vars(model)[_END] = _End(self.model, traces)
+
+    def make_schedule(self) -> Any:
+        """The schedule of the config, if it has one."""
+        config = copy.deepcopy(self._accelerator.state.deepspeed_plugin.deepspeed_config)
+        run, given = self._context.parts.config, (config.get("scheduler") or {}).get("params", {})
+        known = {"total_num_steps": run.max_num_train_steps, "warmup_max_lr": self.optimizer.param_groups[0]["lr"]}
+        given.update({name: value for name, value in known.items() if given.get(name) == AUTO})
+        return make_schedule(_without_auto(config), self.optimizer)
 
     def kind_of_step(self, kind: Any) -> Any:
         """`kind`, which leaves to the engine what only that can do."""
@@ -402,7 +411,8 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
 def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
     """Reject what DeepSpeed cannot train."""
     settings, kind = context.asked.settings, type(optimizer).__name__
-    has_16_bits = _has_16_bits(context.parts.accelerator.state.deepspeed_plugin.deepspeed_config)
+    config = context.parts.accelerator.state.deepspeed_plugin.deepspeed_config
+    has_16_bits = _has_16_bits(config)
     kinds = (torch.float32, torch.float16, torch.bfloat16) if has_16_bits else (torch.float32,)
     reason = None
     if isinstance(optimizer, Optimizers):
@@ -413,6 +423,8 @@ def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
         reason = f"{kind} changes the weights between training and evaluation: use another optimizer"
     elif settings.gradient_clip_value is not None or isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
         reason = "no rank has whole gradients to clip so: give one number as `gradient_clip_norm`"
+    elif config.get("scheduler") and context.trainer.create_scheduler_fn is not None:
+        reason = "its config has a `scheduler`, and `create_scheduler_fn` is given: leave one out"
     elif scalars := [name for name, each in model.named_parameters() if not each.ndim]:
         reason = f"the parameters {', '.join(scalars)} have no dimension: give them the shape (1,)"
     others = {str(each.dtype) for each in model.parameters()} - {str(dtype) for dtype in kinds}
