@@ -108,7 +108,8 @@ def restore_stream(
     if ranks.count > 1 and not loader.is_sharded and saved:  # cut in global batches
         is_like_before &= here["batch_size"] == before["batch_size"]
     if is_known and is_like_before and loader.stateful is not None:
-        ranks.do_on_all(lambda: _load(loader, states[ranks.index], name=name, source=source))
+        load = explained_loading(f"The {name}", source)(loader.load_state_dict)
+        ranks.do_on_all(lambda: load(saved[ranks.index]))
         return
     reason = f"does not say where the {name} was"
     if is_known or not is_same_stream:
@@ -127,8 +128,3 @@ def restore_stream(
             "starts like a new one, and skips used samples: this is exact only if they come in the same order again.",
             stacklevel=2,
         )
-
-
-def _load(loader: StreamLoader, state: Any, *, name: str, source: object) -> None:
-    with explained_loading(f"The {name}", source):
-        loader.load_state_dict(state)

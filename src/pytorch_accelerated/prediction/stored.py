@@ -197,7 +197,9 @@ class StoredPredictions:
         order = read_file_of_tensors(self.path, self._files[_ORDER_NAME])["pieces"]
         for rank, block, first, rows in order.tolist():
             if rank not in opened or opened[rank][0] != block:
-                opened[rank] = block, self._open_block(_block_name(rank, block))
+                name = _block_name(rank, block)
+                check_file(self.path / name, self._files[name])  # all of it, before a row is used
+                opened[rank] = block, safe_open(self.path / name, framework="pt")
             end = first + rows
             while first < end:
                 part = slice(first, min(end, first + size - position % size))
@@ -209,11 +211,6 @@ class StoredPredictions:
                     parts = []
         if parts:
             yield _joined(parts)
-
-    def _open_block(self, name: str) -> Any:
-        """A file whose tensors can be read by rows, after checking all of it."""
-        check_file(self.path / name, self._files[name])
-        return safe_open(self.path / name, framework="pt")
 
 
 def _joined(parts: list[Leaves]) -> Leaves:
