@@ -9,10 +9,16 @@ import torch
 from torch import nn
 
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import SaveBestModelCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import (
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    WSDCheckpointCallback,
+)
 from pytorch_accelerated.huggingface import Trainer as Face
 from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.loop.states import Saves
+from pytorch_accelerated.schedulers import WSDLrScheduler
 
 
 @pytest.fixture
@@ -56,6 +62,14 @@ def face(folder: Path, **arguments: Any) -> Any:
 WAYS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "training states": (lambda to: trained(SaveTrainingStateCallback(to, 1)), ["epoch_1", "final"]),
     "the best model": (lambda to: trained(SaveBestModelCallback(to / "best.pt")), ["best.pt"]),
+    "states of a schedule": (
+        lambda to: trained(
+            WSDCheckpointCallback(to), create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.5)
+        ),
+        ["checkpoint_1_wsd_pre_decay", "checkpoint_2_wsd_post_decay.pt"],
+    ),
+    "in the background": (lambda to: trained(SaveTrainingStateCallback(to, 1, background=True)), ["epoch_1", "final"]),
+    "an average": (lambda to: trained(ModelEmaCallback(save_path=to / "average.pt")), ["average.pt"]),
     "save_training_state": (lambda to: trained().save_training_state(to / "state"), ["state"]),
     "save_checkpoint": (lambda to: trained().save_checkpoint(to / "file.pt"), ["file.pt"]),
     "export": (lambda to: trained().export(to / "model.safetensors", torch.ones(2, 2)), ["model.safetensors"]),
