@@ -133,7 +133,7 @@ $(VENV)/.deepspeed: $(VENV)/.torch pyproject.toml
 	@$(PIP_INSTALL) -qq 'setuptools<82' wheel ninja packaging psutil py-cpuinfo msgpack hjson einops pydantic tqdm \
 		jaraco.text jaraco.functools backports.tarfile more_itertools
 	@DS_BUILD_OPS=0 $(PIP_INSTALL) -qq --no-build-isolation deepspeed==0.19.8
-	@$(PIP_INSTALL) -qq --editable '.[transformers]' hypothesis pytest pytest-xdist
+	@$(PIP_INSTALL) -qq --editable '.[demo,transformers]' hypothesis pytest pytest-xdist
 	@touch $@
 
 # Its import name is this package's, so it gets a folder of its own, which only tests/differential puts on the path.

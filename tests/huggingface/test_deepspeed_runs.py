@@ -1,13 +1,15 @@
 """Runs with DeepSpeed on two CPU processes, beside transformers' Trainer with the same config."""
 
 import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.huggingface.runs import without_speed
-from tests.support.processes import REPOSITORY, run_under_torchrun
+from tests.support.processes import REPOSITORY, run_script, run_under_torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,3 +72,12 @@ def test_checkpoints_of_transformers_resume(name: str, histories: dict[str, Any]
         assert common
         for key in common:
             assert our_entry[key] == pytest.approx(their_entry[key], rel=ROUNDING)
+
+
+def test_the_scripts_of_the_page_run(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "how_to" / "deepspeed.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    environment = {"DS_ACCELERATOR": "cpu"}
+    run_under_torchrun(tmp_path / "train.py", 2, cwd=tmp_path, env=environment)
+    assert "tensor([" in run_script(tmp_path / "serve.py", cwd=tmp_path, env=environment).stdout
