@@ -19,7 +19,7 @@ from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.workers import begin_pass, end_pass, like_loader, pins_memory, seed_workers
 from pytorch_accelerated.errors import DataError
 from pytorch_accelerated.facts.error_notes import add_note
-from pytorch_accelerated.facts.seeding import aside, seed_host_generators, with_seed, without_second_numbers
+from pytorch_accelerated.facts.seeding import aside, seed_host_generators, without_second_numbers
 from pytorch_accelerated.facts.trees import leaves, leaves_by_path, map_leaves, plain_parts_of, rebuilt
 from pytorch_accelerated.ranks.compat.torch import pinned
 
@@ -182,7 +182,7 @@ class RowBatches(Dataset[Any]):
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request."""
-        return with_seed(request.key, self._fetch, request.indices)
+        return aside(self._fetch, request)
 
     def in_blocks(self, requests: Iterator[Request]) -> Iterator[Any]:
         """The batches of `requests`. Small ones are fetched several in a row, so the generators are put aside once."""
@@ -199,13 +199,14 @@ class RowBatches(Dataset[Any]):
         batches: list[Any] = []
         try:
             for request in requests:
-                seed_host_generators(request.key)
-                batches.append(self._fetch(request.indices))
+                batches.append(self._fetch(request))
         except Exception as error:
             return batches, error
         return batches, None
 
-    def _fetch(self, indices: Sequence[Any]) -> Any:
+    def _fetch(self, request: Request) -> Any:
+        indices = request.indices
+        seed_host_generators(request.key)
         if self._may_read_columns:  # one read of the table, instead of one for each row and a collation
             columns = self.dataset[list(indices)]
             if all(isinstance(column, torch.Tensor) for column in columns.values()):
