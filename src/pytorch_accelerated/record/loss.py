@@ -56,9 +56,7 @@ class LossTracker:
             batch_size: its weight, the number of items in the mean; a number or a 0-dim tensor.
         """
         if isinstance(loss_batch_value, torch.Tensor):
-            # Otherwise the list would keep the graph alive. In host memory there is no device to wait for.
-            is_here = type(loss_batch_value) is torch.Tensor and loss_batch_value.is_cpu
-            loss_batch_value = loss_batch_value.item() if is_here else loss_batch_value.detach()
+            loss_batch_value = loss_batch_value.detach()  # otherwise the list would keep the graph alive
         self._pending_losses.append(loss_batch_value)
         self._pending_weights.append(batch_size)
 
