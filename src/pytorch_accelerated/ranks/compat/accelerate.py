@@ -68,8 +68,10 @@ def remember_settings(accelerator: Accelerator, *, trainer_asked: bool) -> None:
 
 def restore_settings(accelerator: Accelerator) -> None:
     """Before a trainer uses `accelerator`: give it its own settings again, if another one was made meanwhile."""
-    settings = getattr(accelerator, _SETTINGS, None)
-    if settings is not None and AcceleratorState._shared_state != settings:
+    settings, current = getattr(accelerator, _SETTINGS, None), AcceleratorState._shared_state
+    # Others belong to the user, who may have changed them.
+    ours = ("distributed_type", "deepspeed_plugins")
+    if settings is not None and any(settings.get(name) is not current.get(name) for name in ours):
         AcceleratorState._shared_state.clear()
         AcceleratorState._shared_state.update(settings)
         PartialState._shared_state["distributed_type"] = settings["distributed_type"]
