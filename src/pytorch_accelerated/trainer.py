@@ -410,6 +410,9 @@ class Trainer(TrainerHooks):
         """Write model, optimizer and scheduler to one portable `.pt` file, completely or not at all. Must be called by
         all ranks; when it returns, all can load the file.
 
+        What DeepSpeed has cut up is gathered tensor by tensor: the first rank of each node needs host memory for all of
+        the file, and each device memory for the largest tensor.
+
         Args:
             save_path: the path of the file; its folder is created if needed.
             checkpoint_kwargs: further entries; plain values, containers and tensors.

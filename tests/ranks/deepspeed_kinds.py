@@ -50,6 +50,9 @@ for kind in sys.argv[2].split(","):
         resumed = train(trainer_of(kind), resume_from=folder / kind / f"step_{step}")
         assert_same(everything(resumed), expected, f"{kind} {step}")
         assert resumed.run_state.skipped_updates == whole_run.run_state.skipped_updates
+    if kind.startswith("optimizer"):  # another run of the same trainer goes on with its state
+        train(whole_run, epochs=1)
+        assert whole_run.optimizer.state_dict()["state"][0]["step"] == 80
     if whole_run._ranks.is_first:
         results = {"history": expected["history"], "skipped": whole_run.run_state.skipped_updates}
         torch.save(results, folder / f"{kind}.pt")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DummyOptim
 from torch import nn
 
 from pytorch_accelerated import Trainer
@@ -23,6 +24,7 @@ from tests.support.zero import (
     make_model,
     make_optimizer,
     make_trainer,
+    saver,
     train,
 )
 
@@ -44,6 +46,21 @@ def by_hand() -> dict[str, torch.Tensor]:
         schedule.step()
         optimizer.zero_grad()
     return {name: value.float() for name, value in model.state_dict().items()}
+
+
+class Statistics(nn.Module):
+    """Keeps a moving mean of what passes."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(values.detach().mean(0), 0.1)
+        return values
 
 
 class CountUpdates(TrainerCallback):
@@ -146,6 +163,15 @@ for stage in stages:
         trained = train(make_trainer(settings, model=cut), epochs=1)
         assert_same(everything(trained), results, tolerance=TOLERANCE)
 
+    # Statistics are those of the first rank, and of a run that was resumed.
+    of_plain, of_run, of_resumed = (make_model(dropout=0.0).append(Statistics()) for _ in range(3))
+    train(make_trainer(None, model=of_plain))
+    saving = saver(folder / f"statistics_{stage}")
+    train(make_trainer(settings, saving, model=of_run))
+    train(make_trainer(settings, model=of_resumed), resume_from=folder / f"statistics_{stage}" / "step_36")
+    assert_same(dict(of_resumed.named_buffers()), dict(of_run.named_buffers()))
+    assert_same(dict(of_run.named_buffers()), dict(of_plain.named_buffers()), tolerance=TOLERANCE)
+
     # What cannot work.
     model = make_model()
     body, head = list(model.parameters())[:2], list(model.parameters())[2:]
@@ -162,6 +188,9 @@ for stage in stages:
         assert rate == alone.param_groups[0]["lr"]
         schedule.step()
     assert len(set(rates.of_updates)) > 10
+    adam = {"type": "AdamW", "params": {"lr": 0.02}}
+    assert "DummyOptim" in complaint({**settings, "optimizer": adam})
+    assert "DummyOptim" in complaint(settings, optimizer=DummyOptim(list(make_model().parameters())))
     assert "several optimizers" in complaint(settings, model, optimizer=several)
     extra = nn.Parameter(torch.ones(1))
     model = make_model()

@@ -30,7 +30,7 @@ def config(stage: int, **sections: Any) -> dict[str, Any]:
     return {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero, **sections}
 
 
-def make_model(dropout: float = 0.1) -> nn.Module:
+def make_model(dropout: float = 0.1) -> nn.Sequential:
     """A model of odd sizes, so that the ranks' parts differ in size."""
     torch.manual_seed(5)
     return nn.Sequential(

@@ -46,7 +46,7 @@ def complaints(args: TrainingArguments) -> Iterator[str]:
         if not isinstance(config.get(name, {}), Mapping):
             yield f"`deepspeed` has {name}: {config[name]!r}: give a dict"
             return
-    stage = _found(config, "zero_optimization.stage")
+    stage = found(config, "zero_optimization.stage")
     if stage is not None and (stage not in _STAGES or isinstance(stage, bool)):
         yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give 0, 1, 2 or 3"
     for name in _DONT_GO_WITH:
@@ -62,7 +62,7 @@ def complaints_about_parts(args: TrainingArguments, optimizer: Any, schedule: An
     config: Any = args.deepspeed
     for section, part in (("optimizer", optimizer), ("scheduler", schedule)):
         if part is not None and section in config:
-            kind = _found(config, f"{section}.type")
+            kind = found(config, f"{section}.type")
             yield (
                 f"`deepspeed` has {section}.type: {kind!r}, and the Trainer is given a {type(part).__name__}: "
                 "leave one out"
@@ -138,11 +138,11 @@ def make_schedule(config: Mapping[str, Any], optimizer: Any) -> Any:
     Raises:
         ConfigurationError: if DeepSpeed has none of this name, or doesn't take its settings.
     """
-    kind = _found(config, "scheduler.type")
+    kind = found(config, "scheduler.type")
     if kind is None:
         return None
     room = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
-    settings = dict(_found(config, "scheduler.params") or {})
+    settings = dict(found(config, "scheduler.params") or {})
     if kind not in room.VALID_LR_SCHEDULES:
         names = ", ".join(room.VALID_LR_SCHEDULES)
         raise ConfigurationError(f"`deepspeed` has scheduler.type: {kind!r}: give one of {names}, or leave it out.")
@@ -168,7 +168,7 @@ def fill_in(config: dict[str, Any], args: TrainingArguments, model: Any, num_tra
         f"`deepspeed` has {path}: {AUTO!r}, which follows from no argument, nor from this {type(model).__name__}: give "
         "a value, or leave it out"
         for path in _paths_of_auto(config)
-        if not path.startswith(_OF_STAGE_3) or _found(config, "zero_optimization.stage") == 3
+        if not path.startswith(_OF_STAGE_3) or found(config, "zero_optimization.stage") == 3
     ]
     if wrong:
         raise ConfigurationError(f"DeepSpeed cannot begin: {'; '.join(wrong)}.")
@@ -181,7 +181,7 @@ def _utils() -> Any:
 def _about_optimizer(args: TrainingArguments, config: Any) -> Iterator[str]:
     if "optimizer" not in config:
         return
-    kind, optim = _found(config, "optimizer.type"), str(args.optim)
+    kind, optim = found(config, "optimizer.type"), str(args.optim)
     if not isinstance(kind, str):
         yield f"`deepspeed` has optimizer.type: {kind!r}: give a name, such as 'AdamW', or leave the section out"
     elif optim not in _ADAMS:
@@ -193,7 +193,7 @@ def _about_optimizer(args: TrainingArguments, config: Any) -> Iterator[str]:
 def _about_schedule(args: TrainingArguments, config: Any) -> Iterator[str]:
     if "scheduler" not in config:
         return
-    kind, given = _found(config, "scheduler.type"), args.lr_scheduler_type
+    kind, given = found(config, "scheduler.type"), args.lr_scheduler_type
     if not isinstance(kind, str):
         yield f"`deepspeed` has scheduler.type: {kind!r}: give a name, such as 'WarmupLR', or leave the section out"
     elif given not in (SchedulerType.LINEAR, _SCHEDULES.get(kind)):
@@ -239,7 +239,7 @@ def _values_of_model(model: Any, config: Any) -> Values:
     if size is None:
         return {}
     values: Values = {"zero_optimization.reduce_bucket_size": (size * size, "")}
-    if _found(config, "zero_optimization.stage") == 3:
+    if found(config, "zero_optimization.stage") == 3:
         values[f"{_OF_STAGE_3}prefetch_bucket_size"] = (int(0.9 * size * size), "")
         values[f"{_OF_STAGE_3}param_persistence_threshold"] = (10 * size, "")
     return values
@@ -254,7 +254,7 @@ def _hidden_size(config: Any) -> int | None:
 
 def _contradictions(config: Any, values: Values) -> Iterator[str]:
     for path, (value, source) in values.items():
-        given = _found(config, path)
+        given = found(config, path)
         given = list(given) if isinstance(given, tuple) else given
         if source and given not in (None, AUTO, value):
             yield f"`deepspeed` has {path}: {given!r}, but {source} is {value!r}: write {AUTO!r} there"
@@ -264,8 +264,8 @@ def _fill(config: dict[str, Any], args: TrainingArguments, values: Values) -> No
     """Set values that the user's config leaves to the arguments: by "auto", and sizes and clipping by nothing, too."""
     for path, (value, _) in values.items():
         section, _, name = path.rpartition(".")
-        if _found(args.deepspeed, path) == AUTO or (not section and _found(args.deepspeed, path) is None):
-            _found(config, section)[name] = value
+        if found(args.deepspeed, path) == AUTO or (not section and found(args.deepspeed, path) is None):
+            found(config, section)[name] = value
 
 
 def _paths_of_auto(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -276,7 +276,7 @@ def _paths_of_auto(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
-def _found(config: Any, path: str) -> Any:
+def found(config: Any, path: str) -> Any:
     """The value at `path`; None if there is none."""
     for name in filter(None, path.split(".")):
         config = config.get(name) if isinstance(config, Mapping) else None

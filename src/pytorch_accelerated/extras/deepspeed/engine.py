@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.extras.deepspeed.config import make_schedule
+from pytorch_accelerated.extras.deepspeed.config import AUTO, found, make_schedule
 from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, norm_of, scale_of
 from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.loop import Step
@@ -32,15 +32,11 @@ from pytorch_accelerated.ranks import (
     is_in_pieces,
 )
 
-AUTO = "auto"
 _END = "_end_deepspeed"  # the attribute of a model that ends the engine around it
 _MAIN = "main_weights"  # the entry of an optimizer's state for float32 weights, where the model's are in 16 bits
 _COUNTS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-_NOT_SAVED = {
-    "zero_optimization.offload_optimizer.device": "nvme",
-    "zero_optimization.offload_param.device": "nvme",
-}
+_OFFLOADS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 
 
 class DeepSpeedModel(PreparedModel):
@@ -69,6 +65,7 @@ class DeepSpeedModel(PreparedModel):
         self.optimizer = EngineOptimizer(model, optimizer, _config_of(context, model, optimizer))
         self.model = self.optimizer.engine
         accelerator.deepspeed_engine_wrapped = self.optimizer
+        model.register_forward_pre_hook(_share_buffers)
         model.register_forward_pre_hook(_in_dtype_of_weights, with_kwargs=True)
         vars(model)[_END] = _End(self.model, traces)
 
@@ -116,7 +113,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     Attributes:
         engine: of DeepSpeed.
-        inner: the optimizer in it.
+        given: as passed; of the optimizer of the last run, what that was made from.
+        inner: the optimizer in the engine.
         is_cut: whether the engine cuts up gradients, or converts them, so that only its step can clip them.
         norm: of the gradient of the last update, the same on all ranks; None if the engine has none.
     """
@@ -124,8 +122,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, given: Any, config: dict[str, Any]) -> None:
         state = None
         if isinstance(given, EngineOptimizer):
-            given, state = given._given, given.state_dict()
-        self._given: Any = given
+            given, state = given.given, given.state_dict()
+        self.given: Any = given
         is_own = hasattr(given, "param_groups")
         groups = given.param_groups if is_own else _groups_of(given.params)
         # DeepSpeed puts its own tensors into the groups that it gets.
@@ -340,6 +338,13 @@ class _End:
         return bool, ()
 
 
+def _share_buffers(model: nn.Module, *_: Any) -> None:
+    """Give all ranks the buffers of the first one, such as the statistics of BatchNorm, as DDP does."""
+    if torch.is_grad_enabled() and model.training:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
+
+
 def _in_dtype_of_weights(model: nn.Module, arguments: Any, named: Any) -> Any:
     """The arguments of a forward pass, with floating-point tensors in 16 bits if the weights are."""
     dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
@@ -364,7 +369,7 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
     Raises:
         ConfigurationError: if it asks for something else than the run.
     """
-    parts, settings = context.parts, context.asked.settings
+    parts, settings, optimizer = context.parts, context.asked.settings, getattr(optimizer, "given", optimizer)
     config: dict[str, Any] = copy.deepcopy(parts.accelerator.state.deepspeed_plugin.deepspeed_config)
     rows, steps = settings.per_device_batch_size, settings.gradient_accumulation_steps or 1
     clip = settings.gradient_clip_norm or 0.0
@@ -381,18 +386,12 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
         and config.get(name, AUTO) not in (AUTO, value, 0.0)
         and (name, config[name]) != ("gradient_accumulation_steps", 1)
     ]
-    wrong += [
-        f"{path}: {value!r}, of which no state could be saved"
-        for path, value in _NOT_SAVED.items()
-        if _found(config, path) == value
-    ]
+    wrong += [f"{each}: 'nvme', of which no state is saved" for each in _OFFLOADS if found(config, each) == "nvme"]
     if wrong:
         raise ConfigurationError(f"DeepSpeed's config has {'; '.join(wrong)}. Make them equal, or write {AUTO!r}.")
     zero = config.setdefault("zero_optimization", {})
     has_cut = bool(zero.get("stage")) or _has_16_bits(config)
-    of_loop = (
-        ("train_batch_size", "scheduler") if optimizer is not None else ("train_batch_size", "scheduler", "optimizer")
-    )
+    of_loop = ["train_batch_size", "scheduler"] + ["optimizer"] * (optimizer is None)
     config = {name: value for name, value in config.items() if name not in of_loop}
     if hasattr(optimizer, "param_groups"):
         config["zero_allow_untested_optimizer"] = True
@@ -410,6 +409,7 @@ def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]
 
 def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
     """Reject what DeepSpeed cannot train."""
+    optimizer = getattr(optimizer, "given", optimizer)  # after another run
     settings, kind = context.asked.settings, type(optimizer).__name__
     config = context.parts.accelerator.state.deepspeed_plugin.deepspeed_config
     has_16_bits = _has_16_bits(config)
@@ -419,6 +419,11 @@ def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
         reason = "there are several optimizers, and an engine steps one: make it of groups"
     elif not isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "params"):
         reason = f"the optimizer is a {kind}: give one of torch's"
+    elif hasattr(optimizer, "param_groups") == ("optimizer" in config):
+        reason = (
+            f"the optimizer is a {kind}, and the config has {'one' if 'optimizer' in config else 'none'}: give one of "
+            "torch's here, or accelerate's `DummyOptim` here and an `optimizer` there"
+        )
     elif context.parts.mode.has_modes:
         reason = f"{kind} changes the weights between training and evaluation: use another optimizer"
     elif settings.gradient_clip_value is not None or isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
@@ -460,12 +465,6 @@ def _row_of(value: Any, start: int, count: int) -> torch.Tensor:
         return value.part
     row: torch.Tensor = value.reshape(-1)[start : start + count]
     return row
-
-
-def _found(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
 
 
 def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
