@@ -233,6 +233,13 @@ def test_parts_of_schedule() -> None:
     assert not compat.parts_of_schedule(parts[0])
 
 
+def test_note_step() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    compat.note_step(optimizer)
+    schedule.step()  # without a warning that no step was taken before
+
+
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned() -> None:
     batch = compat.pinned({"x": [torch.zeros(2)]})

@@ -74,6 +74,11 @@ def test_checkpoints_of_transformers_resume(name: str, histories: dict[str, Any]
             assert our_entry[key] == pytest.approx(their_entry[key], rel=ROUNDING)
 
 
+def test_runs_evaluate_predict_resume_load_the_best_and_save_as_without_deepspeed(tmp_path: Path) -> None:
+    script = REPOSITORY / "tests" / "ranks" / "huggingface_deepspeed_face.py"
+    assert run_under_torchrun(script, 2, tmp_path, env={"DS_ACCELERATOR": "cpu"}).stdout.count("done") == 2
+
+
 def test_the_scripts_of_the_page_run(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "how_to" / "deepspeed.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):

@@ -17,9 +17,6 @@ from pytorch_accelerated import huggingface as ours
 from tests.huggingface.runs import Rows
 from tests.huggingface.test_deepspeed import ADAMW, DECAY, SIZES, WARMUP
 
-folder, library, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
-checkpoints = Path(sys.argv[4]) if len(sys.argv) > 4 else folder
-
 ARGUMENTS: dict[str, Any] = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
@@ -78,7 +75,7 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 }
 
 
-def make(name: str, case: str) -> Any:
+def make(name: str, case: str, folder: Path, library: str) -> Any:
     """The trainer of a case, with a folder of this name."""
     config, given = copy.deepcopy(CASES[case])
     if config is not None and "optimizer" in config:
@@ -109,11 +106,16 @@ def transformers_trainer(model: nn.Module, output_dir: Path, given: dict[str, An
     return transformers.Trainer(model, transformers.TrainingArguments(str(output_dir), **given), **rows)
 
 
-for name in names:
-    case, _, source = name.partition(" from ")
-    trainer = make(name, case)
-    assert (trainer.args.world_size, trainer.is_deepspeed_enabled) == (2, case != "no DeepSpeed")
-    trainer.train(resume_from_checkpoint=str(checkpoints / source / "checkpoint-6") if source else None)
-    if trainer.is_world_process_zero():
-        torch.save(trainer.state.log_history, folder / f"{name}.pt")
-print("done")
+def main(folder: Path, library: str, names: str, checkpoints: Path) -> None:
+    for name in names.split(","):
+        case, _, source = name.partition(" from ")
+        trainer = make(name, case, folder, library)
+        assert (trainer.args.world_size, trainer.is_deepspeed_enabled) == (2, case != "no DeepSpeed")
+        trainer.train(resume_from_checkpoint=str(checkpoints / source / "checkpoint-6") if source else None)
+        if trainer.is_world_process_zero():
+            torch.save(trainer.state.log_history, folder / f"{name}.pt")
+    print("done")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))

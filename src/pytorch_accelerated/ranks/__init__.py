@@ -1,7 +1,7 @@
 """How a run becomes several processes."""
 
 from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
-from pytorch_accelerated.ranks.compat.torch import forward_hook_stores, is_batch_norm, is_persistent
+from pytorch_accelerated.ranks.compat.torch import forward_hook_stores, is_batch_norm, is_persistent, note_step
 from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.keeping import Kept, kept
 from pytorch_accelerated.ranks.numerics import listed
@@ -27,6 +27,7 @@ __all__ = [
     "is_replicated",
     "kept",
     "listed",
+    "note_step",
     "own_part",
     "whole",
 ]

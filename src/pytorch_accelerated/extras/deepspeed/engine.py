@@ -30,6 +30,7 @@ from pytorch_accelerated.ranks import (
     forward_hook_stores,
     has_shards,
     is_in_pieces,
+    note_step,
 )
 
 _END = "_end_deepspeed"  # the attribute of a model that ends the engine around it
@@ -162,6 +163,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         for own, inner in zip(self._used(), self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in own.items() if name not in ("params", "step")})
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0)
+        if isinstance(self._given, torch.optim.Optimizer):
+            note_step(self._given)  # whose groups a schedule may change
         self.engine.step()
         self.norm = norm_of(self.engine, scale)
 
@@ -360,7 +363,10 @@ def _in_dtype_of_weights(model: nn.Module, arguments: Any, named: Any) -> Any:
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any:
     room = require("deepspeed", needed_by="DeepSpeed")
     given = {"model_parameters" if isinstance(optimizer, list) else "optimizer": optimizer}
-    return room.initialize(model=model, config=config, **given)[0]
+    try:
+        return room.initialize(model=model, config=config, **given)[0]
+    except (AssertionError, ValueError) as error:
+        raise ConfigurationError(f"DeepSpeed refuses its config, or this model: {error}") from error
 
 
 def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:

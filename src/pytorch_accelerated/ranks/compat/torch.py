@@ -199,3 +199,8 @@ def import_what_exit_imports() -> None:
     if "torch._dynamo.utils" in sys.modules:
         with contextlib.suppress(ImportError):
             import tabulate  # noqa: F401
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tell the schedules of `optimizer` that it was stepped, which another one has done in its place."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
