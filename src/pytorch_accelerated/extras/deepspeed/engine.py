@@ -163,8 +163,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         for own, inner in zip(self._used(), self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in own.items() if name not in ("params", "step")})
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0)
-        if isinstance(self._given, torch.optim.Optimizer):
-            note_step(self._given)  # whose groups a schedule may change
+        if isinstance(self.given, torch.optim.Optimizer):
+            note_step(self.given)  # whose groups a schedule may change
         self.engine.step()
         self.norm = norm_of(self.engine, scale)
 
