@@ -314,6 +314,7 @@ def test_remember_settings_and_restore_settings() -> None:
     compat_accelerate.remember_settings(first, trainer_asked=True)
     compat_accelerate.forget_settings()
     second = Accelerator(cpu=True, mixed_precision="no")
+    AcceleratorState._shared_state["deepspeed_plugins"] = {}  # as if it trained with DeepSpeed
     compat_accelerate.remember_settings(second, trainer_asked=True)
     for accelerator, precision in ((first, "bf16"), (second, "no")):
         compat_accelerate.restore_settings(accelerator)
