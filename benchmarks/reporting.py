@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import pytorch_accelerated
 from benchmarks.measuring import Result
 from benchmarks.plotting import plot
 
@@ -55,6 +56,7 @@ def facts_of_run(
         "repeats": repeats,
         "machine": f"{_processor()}, {_cores()} cores, {platform.system()}",
         "threads": torch.get_num_threads(),
+        "version": pytorch_accelerated.__version__,
         "versions": ", ".join([f"Python {platform.python_version()}", *shown]),
         **({"left out": ", ".join(left_out)} if left_out else {}),
     }

@@ -254,7 +254,7 @@ class Ours(Way):
         return new_trainer(*parts, **({"callbacks": ()} if self.is_lean else {}))
 
     def _loader_kwargs(self, feed: Feed) -> dict[str, Any]:
-        return {} if feed.workers is None else {"num_workers": feed.workers}
+        return {"num_workers": feed.workers} if feed.workers else {}  # without, as users leave it out
 
 
 class OursClippedAndScheduled(Ours):
