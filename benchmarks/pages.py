@@ -19,7 +19,7 @@ from benchmarks.reporting import row_of
 
 DOCS = summary.ROOT / "docs"
 README = [summary.ROOT / name for name in summary.ROWS]
-RESULTS = summary.ROOT / "benchmarks" / "results"
+RESULTS = summary.RESULTS.parent
 MARKED = re.compile(r"(<!-- (table|benchmark): (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 # What was done; the beginning of the cases in chaos.json; how often, what to take off; what must not happen.
@@ -119,9 +119,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def benchmark_table(title: str) -> str:
     """A table of ``results.md`` without its ranges and processor times: way, median, comparison with the baseline."""
-    # The main ones are measured more often than the others, which take an hour.
-    texts = [(folder / "results.md").read_text(encoding="utf-8") for folder in (summary.RESULTS.parent, RESULTS)]
-    text = next(text for text in texts if f"\n### {title}" in text)
+    text = (RESULTS / "results.md").read_text(encoding="utf-8")
     begun = text.index(f"\n### {title}")
     rows = [_cells(line) for line in text[begun:].split("\n\n")[1].splitlines()]
     compared = [i for i, name in enumerate(rows[0]) if name.startswith("against")][:1]
