@@ -175,6 +175,20 @@ def test_a_row_that_fails_is_met_when_its_batch_is_due() -> None:
     assert [*updates_before(**kwargs)] == [*updates_before(train_dataloader_kwargs={**order, "num_workers": 0})] == [12]
 
 
+def test_a_collate_function_may_fill_one_batch_again_and_again() -> None:
+    class Filling:
+        def __init__(self) -> None:
+            self.batch = torch.zeros(SIZE, 3, dtype=torch.float64), torch.zeros(SIZE, 2, dtype=torch.float64)
+
+        def __call__(self, samples: list[Any]) -> Any:
+            for part, column in zip(self.batch, zip(*samples, strict=True), strict=True):
+                torch.stack(column, out=part[: len(samples)])
+            return tuple(part[: len(samples)] for part in self.batch)
+
+    arguments: dict[str, Any] = {"gradient_accumulation_steps": 1}
+    assert run(NOISY, collate_fn=Filling(), **arguments) == run(NOISY, **arguments)
+
+
 def test_rows_are_fetched_ahead_only_where_nobody_said_how() -> None:
     class Counting(NoisyRows):
         fetched = 0

@@ -242,7 +242,8 @@ class BatchFetcher:
         is_plain = loader.collate_fn is default_collate
         self._arrays = as_array_dataset(loader.dataset) if is_plain else None
         self._pins_memory = pins_memory(loader)
-        self._reads_ahead = getattr(loader, "reads_ahead", False)
+        # A collate function of the user's own may fill one and the same batch again and again.
+        self._reads_ahead = is_plain and getattr(loader, "reads_ahead", False)
         self._loader: DataLoader[Any] | None = None
         self._pass: Iterator[Any] | None = None
         self.is_vectorised = self._arrays is not None
