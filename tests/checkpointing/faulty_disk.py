@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -17,6 +19,26 @@ def wrap_operations(wrap: Callable[[str, Operation], Operation]) -> None:
     """From here on, each operation of the disk, by name, is what `wrap` makes of it. For processes that end soon."""
     for name in disk.OPERATIONS:
         setattr(disk, name, wrap(name, getattr(disk, name)))
+
+
+def count_until_death(*, dies_at: int | None) -> Callable[[], int]:
+    """What returns how many operations there have been from here on; this process is killed right before `dies_at`."""
+    done = 0
+    one_at_a_time = threading.Lock()
+
+    def counted(name: str, operation: Operation) -> Operation:
+        def run(*args: Any) -> Any:
+            nonlocal done
+            with one_at_a_time:
+                if done == dies_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                done += 1
+                return operation(*args)
+
+        return run
+
+    wrap_operations(counted)
+    return lambda: done
 
 
 class Killed(BaseException):

@@ -5,35 +5,16 @@ each prints how many operations it has needed.
 """
 
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
-from tests.checkpointing.faulty_disk import Operation, wrap_operations
+from tests.checkpointing.faulty_disk import count_until_death
 from tests.support.sharding import make_trainer
 
 folder, rank, dies_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 trainer = make_trainer(shards=True)
 assert trainer._ranks.count == int(os.environ["WORLD_SIZE"]) == 2
 trainer.save_training_state(folder / "first")
-done = 0
-one_at_a_time = threading.Lock()
-
-
-def counted(name: str, operation: Operation) -> Operation:
-    def run(*args: Any) -> Any:
-        global done
-        with one_at_a_time:
-            if trainer._ranks.index == rank and done == dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            done += 1
-            return operation(*args)
-
-    return run
-
-
-wrap_operations(counted)
+operations = count_until_death(dies_at=dies_at if trainer._ranks.index == rank else None)
 trainer.save_training_state(folder / "second")
-print(done)
+print(operations())
