@@ -6,6 +6,7 @@ folder, with the config of a.
 """
 
 import copy
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ class Deep(nn.Module):
         return {"loss": ((outputs - labels) ** 2).mean(), "logits": outputs}
 
 
+# The first updates are skipped, and the scale grows again after three good ones.
+FP16 = {"enabled": "auto", "initial_scale_power": 20, "loss_scale_window": 3, "hysteresis": 1}
+
+
 def with_stage(stage: int, **sections: Any) -> dict[str, Any]:
     return {**SIZES, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}, **sections}
 
@@ -71,8 +76,26 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "bf16 at stage 1": (with_stage(1), {"bf16": True}),
     "bf16 at stage 2": (with_stage(2), {"bf16": True}),
     "bf16 at stage 3": (with_stage(3), {"bf16": True}),
+    **{f"fp16 at stage {stage}": (with_stage(stage, fp16=FP16), {"fp16": True}) for stage in (1, 2, 3)},
     "no DeepSpeed": (None, {}),
 }
+
+
+class Noting(ours.TrainerCallback):
+    """Notes the end of each step: which one it is, the loss scale, and the learning rate of the next one."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.ends: list[tuple[int, float | None, float]] = []
+        self.optimizer_steps = 0
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.optimizer_steps += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.optimizer_steps == state.global_step
+        scale = getattr(self.trainer.deepspeed.optimizer, "cur_scale", None)
+        self.ends.append((state.global_step, scale, self.trainer.optimizer.param_groups[0]["lr"]))
 
 
 def make(name: str, case: str, folder: Path, library: str) -> Any:
@@ -106,14 +129,26 @@ def transformers_trainer(model: nn.Module, output_dir: Path, given: dict[str, An
     return transformers.Trainer(model, transformers.TrainingArguments(str(output_dir), **given), **rows)
 
 
+def allow_float16_on_the_cpu() -> None:
+    """DeepSpeed asks whether the processor computes fast in float16, which doesn't matter here."""
+    cpu: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    cpu.is_fp16_supported = lambda: True
+    cpu.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
+
+
 def main(folder: Path, library: str, names: str, checkpoints: Path) -> None:
+    allow_float16_on_the_cpu()
     for name in names.split(","):
         case, _, source = name.partition(" from ")
         trainer = make(name, case, folder, library)
         assert (trainer.args.world_size, trainer.is_deepspeed_enabled) == (2, case != "no DeepSpeed")
+        noting = Noting(trainer)
+        if not source:
+            trainer.add_callback(noting)
         trainer.train(resume_from_checkpoint=str(checkpoints / source / "checkpoint-6") if source else None)
         if trainer.is_world_process_zero():
             torch.save(trainer.state.log_history, folder / f"{name}.pt")
+            torch.save(noting.ends, folder / f"{name}.ends.pt")
     print("done")
 
 

@@ -41,6 +41,8 @@ class Step:
     Attributes:
         micro_batch: the current batch.
         backward_began: when its backward pass began, by `time.perf_counter`; None in passes of the user's own.
+        limit: the limit of the gradient's norm; None: there is none, or what is called to apply the update clips.
+        calls: what applies an update, in order, by whether fp16 is known to skip it.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Step:
         self.backward_began: float | None = None
         self.late_counts = LateCounts(context.parts.ranks)
         self._checks_size = True
+        self.limit: Any = context.asked.settings.gradient_clip_norm
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
         self._record: Callable[..., None] = own.get("_update_loss_tracker", context.parts.reports.losses.update)
         self._clips = "_clip_gradients" in own or context.asked.settings.clips_gradients
@@ -61,7 +64,7 @@ class Step:
         discarding: Call = (context.trainer, "optimizer_zero_grad")
         # Two lists, by whether fp16 skips the update. The optimizer's step is called in both, because the scaler acts
         # inside of it; the schedule must not advance for an update that changed nothing.
-        self._calls = {
+        self.calls: dict[bool, list[Call]] = {
             False: [*self.applying(), *scheduling, discarding],
             True: [*self.applying(), discarding],
         }
@@ -88,7 +91,7 @@ class Step:
         is_skipped = (self._always_completes_gradients or self.late_counts.are_pending) and self.complete_gradients()
         if self.parts.callbacks.acts_at["on_optimizer_step_start"]:
             self.control.emitter.emit("on_optimizer_step_start")
-        self.finish(self._calls[is_skipped], is_skipped=is_skipped)
+        self.finish(self.calls[is_skipped], is_skipped=is_skipped)
 
     def compute(self, batch: Any, step: int) -> None:
         """Forward, report, weigh, backward. A request to stop in the backward pass is deferred.
@@ -224,8 +227,13 @@ class Step:
         settings = self.asked.settings
         if settings.gradient_clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters(), settings.gradient_clip_value)
-        elif settings.gradient_clip_norm is not None:
-            self.reports.gradient_norms.update(self.clip_norm(settings.gradient_clip_norm))
+        elif self.limit is not None:
+            self.reports.gradient_norms.update(self.clip_norm(self.limit))
+
+    def note_norm(self, norm: torch.Tensor, *, is_skipped: bool) -> None:
+        """Record the norm of a gradient that an engine has clipped; that of a skipped update counts nowhere."""
+        if self.asked.settings.gradient_clip_norm is not None:
+            self.reports.gradient_norms.update(norm, 1 - is_skipped)
 
     def clip_norm(self, limit: Any) -> torch.Tensor:
         """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""

@@ -84,9 +84,9 @@ class Training:
         """
         context = self.context
         own = own_hooks(context.trainer, _OWN_PARTS)
-        kind = self.kind_of_step()
-        kind = kind if self.parts.prepared is None else self.parts.prepared.kind_of_step(kind)
-        self.step = kind(context, own, steps_scheduler=steps_scheduler)
+        self.step = self.kind_of_step()(context, own, steps_scheduler=steps_scheduler)
+        if self.parts.prepared is not None:
+            self.parts.prepared.take_over(self.step)
         if self.has_step_records:
             updates = None if self.parts.config is None else self.parts.config.max_num_train_steps
             every = self.asked.settings.record_every_n_steps

@@ -113,9 +113,8 @@ class PreparedModel:
     def make_schedule(self) -> Any:
         """The schedule of what the model is prepared with, if that brings one."""
 
-    def kind_of_step(self, kind: Any) -> Any:
-        """The kind of step to train with, where the loop would use `kind`."""
-        return kind
+    def take_over(self, step: Any) -> None:
+        """Change what the run's step calls, once: here nothing. An engine clips by itself and knows what it skipped."""
 
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
         """Context for a batch after which the ranks need not exchange gradients yet."""

@@ -78,9 +78,35 @@ class DeepSpeedModel(PreparedModel):
         given.update({name: value for name, value in known.items() if given.get(name) == AUTO})
         return make_schedule(_without_auto(config), self.optimizer)
 
-    def kind_of_step(self, kind: Any) -> Any:
-        """`kind`, which leaves to the engine what only that can do."""
-        return type("EngineStep", (EngineStep, kind), {})
+    def take_over(self, step: Step) -> None:
+        """Leave to the engine what only that can do. Whether fp16 skips an update shows only after it."""
+        self._step, schedule = step, (self._context.trainer, "scheduler_step")
+        if self.optimizer.is_cut:
+            step.limit = None
+        calls = [(self, "step_schedule") if each == schedule else each for each in step.calls[False]]
+        step.calls[False] = [(self, "before_update"), *calls, (self, "after_update")]
+
+    def before_update(self) -> None:
+        """Refuse what only the whole gradients could be scaled by."""
+        batch, counts = self._step.micro_batch, self._step.late_counts.hook_counts
+        is_late = counts is not None and (batch.weight is None or (counts and batch.items is None))
+        if is_late and self.optimizer.is_cut:
+            raise ConfigurationError(
+                "`calculate_train_batch_loss` returns 'num_items_in_batch', which is too late for DeepSpeed: it has "
+                "cut up the gradients of earlier batches by then. Override `count_batch_items`, or use stage 0."
+            )
+
+    def step_schedule(self) -> None:
+        """Step the schedule, unless the update was skipped."""
+        if self.model.was_step_applied():
+            self._context.trainer.scheduler_step()
+
+    def after_update(self) -> None:
+        """Count a skipped update, and note the norm of the gradient."""
+        is_skipped = not self.model.was_step_applied()
+        self._context.parts.state.skipped_updates += is_skipped
+        if self.optimizer.is_cut and self.optimizer.norm is not None:
+            self._step.note_norm(self.optimizer.norm, is_skipped=is_skipped)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -166,7 +192,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         if isinstance(self.given, torch.optim.Optimizer):
             note_step(self.given)  # whose groups a schedule may change
         self.engine.step()
-        self.norm = norm_of(self.engine, scale)
+        # The engine leaves the norm of an earlier update there if it skips one.
+        self.norm = norm_of(self.engine, scale) if self.engine.was_step_applied() else torch.tensor(torch.inf)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: the step of the engine does it."""
@@ -255,55 +282,6 @@ class EngineOptimizer(torch.optim.Optimizer):
     def _used(self) -> list[dict[str, Any]]:
         """The groups that have parameters: the engine knows only these."""
         return [group for group in self.param_groups if group["params"]]
-
-
-class EngineStep(Step):
-    """The part of a step that the engine changes; the other base is the step that the loop would use."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        schedule = self.context.trainer, "scheduler_step"
-        calls = self._calls[False]  # whether fp16 skips the update shows only afterwards
-        self._calls[False] = [(self, "step_schedule") if each == schedule else each for each in calls]
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Those whose whole gradients this rank has: none, if the engine has cut them up."""
-        return [] if self.parts.optimizer.is_cut else super().parameters()
-
-    def complete_gradients(self) -> bool:
-        """Refuse what only the whole gradients could be scaled by."""
-        if self.late_counts.counts and self.parts.optimizer.is_cut:
-            raise ConfigurationError(
-                "`calculate_train_batch_loss` returns 'num_items_in_batch', which is too late for DeepSpeed: it has "
-                "cut up the gradients of earlier batches by then. Override `count_batch_items`, or use stage 0."
-            )
-        return super().complete_gradients()
-
-    def clip(self) -> None:
-        """Clip, unless the engine does it in its step."""
-        if not self.parts.optimizer.is_cut:
-            super().clip()
-
-    def applying(self) -> list[tuple[object, str]]:
-        """What applies the update, and takes from the engine what it alone knows."""
-        return [*super().applying(), (self, "after_engine")]
-
-    def after_engine(self) -> None:
-        """Count a skipped update, and note the norm of the gradient."""
-        optimizer = self.parts.optimizer
-        if not (applied := optimizer.engine.was_step_applied()):
-            self.parts.state.skipped_updates += 1
-        if not optimizer.is_cut or optimizer.norm is None:
-            return
-        if hasattr(self, "norms"):
-            self.norms = [optimizer.norm]
-        elif applied and self.asked.settings.gradient_clip_norm is not None:
-            self.reports.gradient_norms.update(optimizer.norm)
-
-    def step_schedule(self) -> None:
-        """Step the schedule, unless the update was skipped."""
-        if self.parts.optimizer.engine.was_step_applied():
-            self.context.trainer.scheduler_step()
 
 
 class _Traces:

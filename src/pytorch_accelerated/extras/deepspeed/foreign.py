@@ -16,13 +16,26 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
-from pytorch_accelerated.facts import require
 from pytorch_accelerated.states import load_portable
 
 _MAIN = "main_weights"  # in float32, also of a model in 16 bits
 _COUNTS = ("global_steps", "global_samples", "skipped_steps")
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _RANK = re.compile(r"(?:.*zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(model|optim)_states\.pt")
+# What these files call besides plain values. Python 3.11 writes members of enumerations by "getattr".
+_REPLACED = (
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "builtins.getattr",
+)
+
+
+class _Plain:
+    """An object of a file by its attributes alone."""
+
+    def __init__(self, *_: Any) -> None: ...
 
 
 class DeepSpeedCheckpoint:
@@ -40,7 +53,7 @@ class DeepSpeedCheckpoint:
         try:
             files = sorted(self._files())
             self._models = [load_portable(path) for kind, _, path in files if kind == "model"]
-            with torch.serialization.safe_globals(_plain_classes()):
+            with torch.serialization.safe_globals([(_Plain, name) for name in _REPLACED]):
                 found = [load_portable(path) for kind, _, path in files if kind == "optim"]
             self._states = [each["optimizer_state_dict"] for each in found]
             self._shapes = {name: shape for group in self._model["param_shapes"] or () for name, shape in group.items()}
@@ -143,11 +156,3 @@ class DeepSpeedCheckpoint:
 def _joined(values: list[Any]) -> Any:
     is_flat = isinstance(values[0], torch.Tensor) and values[0].ndim
     return torch.cat(values) if is_flat else values[0]
-
-
-def _plain_classes() -> list[Any]:
-    """Classes of DeepSpeed in these files that have nothing but values."""
-    scales = require("deepspeed.runtime.fp16.loss_scaler", needed_by="A checkpoint of DeepSpeed")
-    fragments = require("deepspeed.utils.tensor_fragment", needed_by="A checkpoint of DeepSpeed")
-    stages = require("deepspeed.runtime.zero.config", needed_by="A checkpoint of DeepSpeed")
-    return [scales.LossScaler, scales.DynamicLossScaler, fragments.fragment_address, stages.ZeroStageEnum]

@@ -73,7 +73,7 @@ def refuse_processes(args: TrainingArguments) -> None:
     """
     dealing: Any = args.accelerator_config
     several, complaints = args.world_size > 1, []
-    if args.fp16 and args.device.type == "cpu":
+    if args.fp16 and args.device.type == "cpu" and args.deepspeed is None:  # which says so itself
         complaints.append("`fp16` is True, but the device is the CPU: use `bf16`")
     if several and args.ddp_backend not in (None, in_use := dist.get_backend()):
         complaints.append(f"`ddp_backend` is {args.ddp_backend!r}, but the processes use {in_use} already: {_FIRST}")

@@ -153,9 +153,8 @@ class FaceStep(Step):
     def optimizer_step(self) -> None:
         """Clip the complete gradient and step the optimizer, with the events around it; keep what may be logged."""
         face = self.face
-        limit: Any = self.asked.settings.gradient_clip_norm  # here one number, if any
-        if limit is not None:
-            self.norms = [clip_norm(self.parameters(), limit)]
+        if self.limit is not None:  # here one number
+            self.norms = [clip_norm(self.parameters(), self.limit)]
         elif self.training.log.may_be_due():
             # The norms of single tensors are enough here: combining them costs more, and can wait for the log.
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
@@ -167,6 +166,10 @@ class FaceStep(Step):
         self.parts.optimizer.step()
         self.control.emitter.call(face.callback_handler.fire, "on_optimizer_step", face)
         self.reports.losses.update(self._loss)  # a log is a mean over updates, not over batches
+
+    def note_norm(self, norm: torch.Tensor, *, is_skipped: bool) -> None:
+        """Keep the norm of a gradient that an engine has clipped, for the log."""
+        self.norms = [norm]
 
     @property
     def gradient_norm(self) -> float | None:
