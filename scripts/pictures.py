@@ -1,9 +1,10 @@
 """Make the pictures in docs/images again: a terminal, reports, plots.
 
-    python scripts/pictures.py              all of them, in about a minute
-    python scripts/pictures.py terminals    one group: terminals, reports or plots
+    python scripts/pictures.py              all of them, in a few minutes
+    python scripts/pictures.py terminals    one group: terminals, reports, plots or pages
+    python scripts/pictures.py segmentation     the picture of one page
 
-Everything shown is what the library itself printed or wrote while it trained on scikit-learn's digits. Needs
+Everything shown is what the library itself printed or wrote while it trained, or what the code of a page drew. Needs
 the packages of the extra `test`, and Chromium to draw pages (on Debian: apt install chromium).
 """
 
@@ -20,8 +21,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,13 @@ from typing import Any
 from PIL import Image, ImageChops
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.support.pages import script_of  # noqa: E402
+
 IMAGES = REPOSITORY / "docs" / "images"
 EXAMPLE = "examples/train_digits.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "MPLBACKEND": "agg"}
 
 TERMINAL_PAGE = """<!DOCTYPE html><style>
 body { margin: 0; display: inline-block; background: #1a1e27; color: #e6e9f0; }
@@ -41,10 +45,24 @@ pre { margin: 0; padding: 8px 16px 16px; font: 14px/1.35 "DejaVu Sans Mono", mon
 b { color: #8fd19e; font-weight: normal; } u { color: #7eaaf5; text-decoration: none; }
 </style><div><i></i><i></i><i></i></div><pre>TEXT</pre>"""
 
+# The colours of the site at night.
+DARK = """
+import matplotlib.pyplot as plt
+plt.style.use("dark_background")
+plt.rcParams.update({"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"})
+"""
+# For the code of pages.
+FOR_PAGES = """
+import matplotlib.pyplot as plt
+from tests.support import torchvision_on_cpu
+torchvision_on_cpu.install()
+plt.rcParams["savefig.dpi"] = 150
+"""
+# Pages whose code writes a picture by the name of the page.
+PAGES = ("segmentation", "multi_label")
 PLOTS = """
 import sys
 from pathlib import Path
-import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from examples.train_digits import DigitsNet, load_datasets
@@ -53,9 +71,6 @@ from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, MetricsCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler, plot_schedule
 
 folder, end = Path(sys.argv[1]), sys.argv[2]
-if end:  # the colours of the site at night
-    plt.style.use("dark_background")
-    plt.rcParams.update({"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"})
 set_seed(0)
 train_set, eval_set, _ = load_datasets()
 
@@ -171,24 +186,40 @@ def reports(folder: Path) -> None:
 def plots(folder: Path) -> None:
     """The figures of a history, of the finder and of a schedule."""
     for end in ("", "-dark"):
-        subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(PLOTS), str(folder), end],
-            cwd=REPOSITORY,
-            env=ENVIRONMENT,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        run((DARK if end else "") + PLOTS, REPOSITORY, str(folder), end)
         for name in ("find_lr", "plot", "schedule"):
             save(Image.open(folder / f"{name}{end}.png"), f"{name}{end}")
 
 
-GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots)
+def pages(folder: Path, names: Sequence[str] = PAGES) -> None:
+    """What the code of pages draws."""
+    for name in names:
+        for end in ("", "-dark"):
+            run((DARK if end else "") + FOR_PAGES + (script_of(page_of(name)) or ""), folder)
+            save(Image.open(folder / f"{name}.png"), f"{name}{end}")
+
+
+def page_of(name: str) -> Path:
+    """The page of `PAGES`."""
+    return REPOSITORY / "docs" / "how_to" / f"{name}.md"
+
+
+def run(script: str, folder: Path, *arguments: str) -> None:
+    """Run Python code in `folder`, without its output."""
+    command = [sys.executable, "-c", script, *arguments]
+    subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+
+
+GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots, pages)
 
 if __name__ == "__main__":
-    unknown = set(sys.argv[1:]) - {group.__name__ for group in GROUPS}
-    if unknown:
-        raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}. There are {', '.join(g.__name__ for g in GROUPS)}.")
+    known = [*(group.__name__ for group in GROUPS), *PAGES]
+    if unknown := set(sys.argv[1:]) - set(known):
+        raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}. There are {', '.join(known)}.")
     for group in GROUPS:
         if group.__name__ in sys.argv[1:] or not sys.argv[1:]:
             with tempfile.TemporaryDirectory() as temporary:
                 group(Path(temporary))
+    if single := [name for name in PAGES if name in sys.argv[1:]]:
+        with tempfile.TemporaryDirectory() as temporary:
+            pages(Path(temporary), single)

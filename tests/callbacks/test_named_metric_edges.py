@@ -60,6 +60,33 @@ def test_a_single_class_and_nothing_at_all_have_no_area() -> None:
     assert all(math.isnan(nothing[f"eval_{name}"]) for name in ("auc", "f1", "accuracy"))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
+@pytest.mark.parametrize("ignored", [255, 0])
+def test_a_class_may_be_missing_or_ignored_as_a_target_and_still_be_predicted(ignored: int, average: str) -> None:
+    for missing in (None, 1):
+        targets, scores = CLASSES.clone(), SCORES.clone()
+        targets[3:20:2] = ignored
+        if missing is not None:  # neither a target nor predicted
+            targets[targets == missing], scores[:, missing] = 3, -9.0
+        counts = targets != ignored
+        truth, left = targets[counts], scores[counts]
+        averaged: dict[str, Any] = {"average": average, "zero_division": 0}
+        expected = {
+            "iou": sklearn.metrics.jaccard_score(truth, left.argmax(1), **averaged),
+            "f1": sklearn.metrics.f1_score(truth, left.argmax(1), **averaged),
+            "mcc": sklearn.metrics.matthews_corrcoef(truth, left.argmax(1)),
+            "auc": sklearn.metrics.roc_auc_score(np.eye(4)[truth], left.softmax(1), average=average),
+        }
+        loss = nn.CrossEntropyLoss(ignore_index=ignored)
+        values = evaluated(scores, targets, list(expected), loss, average=average)
+        found = {name: values[f"eval_{name}"] for name in expected}
+        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True), missing
+    mask, one = CLASSES % 2, SCORES[:, 0]
+    expected_of_mask = sklearn.metrics.jaccard_score(mask, one > 0, average=average)
+    assert evaluated(one, mask, ["iou"], average=average)["eval_iou"] == pytest.approx(expected_of_mask, rel=1e-6)
+
+
 @pytest.mark.parametrize("ignored", [-100, 255])
 @pytest.mark.parametrize("kind", [torch.float32, torch.int64])
 def test_an_ignored_target_does_not_count_whatever_its_dtype(ignored: int, kind: torch.dtype) -> None:

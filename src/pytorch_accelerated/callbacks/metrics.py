@@ -55,13 +55,14 @@ class MetricsCallback(TrainerCallback):
     epoch, ``intermediate_eval_accuracy`` and ``intermediate_eval_f1``. With named evaluation sets, the metrics of the
     first are also recorded under these names. Put this callback before the callbacks that log.
 
-    **Names** are accuracy, balanced_accuracy, precision, recall, f1, auc, average_precision, mcc and top_5_accuracy of
-    classes, and mae, mse, rmse and r2 of numbers. Accuracy and those of numbers are computed here; the others need
-    torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they leave two
-    readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes: logits or
-    probabilities. Of two classes, precision, recall, f1 and average_precision are those of the class 1; of more, means
-    over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not count. Of a causal
-    language model of transformers with its own loss, the scores at a token are compared with the next one.
+    **Names** are accuracy, balanced_accuracy, precision, recall, f1, iou, auc, average_precision, mcc and
+    top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. Accuracy and those of numbers are computed here;
+    the others need torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they
+    leave two readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes:
+    logits or probabilities. Of two classes, precision, recall, f1, iou and average_precision are those of the class 1;
+    of more, means over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not
+    count. Of a causal language model of transformers with its own loss, the scores at a token are compared with the
+    next one.
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
@@ -97,7 +98,8 @@ class MetricsCallback(TrainerCallback):
         classes_dim: the dimension of the outputs that has the classes, or the labels.
         ignore_index: the target that does not count; None: that of the loss function, or -100.
         scores: "logits" or "probabilities".
-        average: of precision, recall, f1, auc and average_precision over the classes: "macro", "micro" or "weighted".
+        average: of precision, recall, f1, iou, auc and average_precision over the classes: "macro", "micro" or
+            "weighted".
 
     Attributes:
         asked: what these last arguments say of outputs and targets.

@@ -22,6 +22,7 @@ _OF_CLASSES = {
     "precision": ("Precision", False),
     "recall": ("Recall", False),
     "f1": ("F1Score", False),
+    "iou": ("JaccardIndex", False),
     "auc": ("AUROC", True),
     "average_precision": ("AveragePrecision", True),
     "mcc": ("ConfusionMatrix", False),
@@ -36,6 +37,9 @@ _OTHER_NAMES = {
     "rocauc": "auc",
     "f1_score": "f1",
     "f1score": "f1",
+    "jaccard": "iou",
+    "mean_iou": "iou",
+    "miou": "iou",
     "matthews": "mcc",
     "matthews_corrcoef": "mcc",
     "ap": "average_precision",
@@ -45,8 +49,10 @@ _OTHER_NAMES = {
     "root_mean_squared_error": "rmse",
     "r2_score": "r2",
 }
-_AVERAGED = ("precision", "recall", "f1", "average_precision", "auc")
+_AVERAGED = ("precision", "recall", "f1", "iou", "average_precision", "auc")
 _OF_RANKS = ("auc", "average_precision")  # their values depend on the order of the scores only
+# What torchmetrics leaves out. It would leave out the predictions of an ignored class, too; this is the number of none.
+_LEFT_OUT = -100
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -142,7 +148,8 @@ class NamedMetrics:
             known = 2 if task.kind != "multiclass" else task.classes
             is_known = (targets >= 0) & (targets < known)
             self._seen[2] |= (counts & ~is_known).any()
-            targets = torch.where(is_known | ~counts, targets, 0)  # it is an error at the end of the pass
+            # A target that isn't known is an error at the end of the pass.
+            targets = torch.where(is_known, targets, 0).masked_fill(~counts, _LEFT_OUT)
             if any(name in _OF_RANKS for name in self._names):
                 self._note_support(targets, counts)
         self._sums += torch.stack([((classes == targets) & counts).sum(), counts.sum()])
@@ -161,13 +168,12 @@ class NamedMetrics:
 
     def _for_ranks(self, ranked: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores and targets, in the form that the metric of `auc` or `average_precision` takes."""
-        ignored = self._task.ignored
         if self._task.kind == "binary" and self._average is not None:
             ranked = torch.stack([1 - ranked, ranked], 1)
         if self._average == "micro":
             if targets.ndim == 1:
                 each = torch.arange(ranked.shape[1], device=targets.device)
-                targets = torch.where(targets[:, None] == ignored, ignored, (targets[:, None] == each).long())
+                targets = torch.where(targets[:, None] == _LEFT_OUT, _LEFT_OUT, (targets[:, None] == each).long())
             return ranked.reshape(-1), targets.reshape(-1)
         return ranked, targets
 
@@ -273,7 +279,7 @@ def _metric_of_torchmetrics(name: str, task: Task, asked: Asked) -> Any:
     torchmetrics = require("torchmetrics", needed_by=f"The metric {name!r}")
     kind, _ = _OF_CLASSES[name]
     prefixes = {"binary": "Binary", "multiclass": "Multiclass", "labels": "Multilabel"}
-    arguments: dict[str, Any] = {"ignore_index": task.ignored, "validate_args": False}
+    arguments: dict[str, Any] = {"ignore_index": _LEFT_OUT, "validate_args": False}
     is_averaged = name in _AVERAGED and asked.average is not None
     prefix = prefixes[task.kind]
     if name in _OF_RANKS and asked.average == "micro":
