@@ -133,14 +133,17 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     return Proof(len(proving.reference), rows, tuple(proving.not_checked()))
 
 
-def _at(event: str, action: Callable[[Trainer], object]) -> TrainerCallback:
-    """A callback that does something at an event."""
+class _At(TrainerCallback):
+    """Does something at an event."""
 
-    @torch.no_grad()
-    def act(self: Any, trainer: Trainer, **kwargs: Any) -> None:
-        action(trainer)
+    takes_part_in_preflight = False
 
-    return type("At", (TrainerCallback,), {event: act, "takes_part_in_preflight": False})()  # type: ignore[no-any-return]
+    def __init__(self, event: str, action: Callable[[Trainer], object]) -> None:
+        @torch.no_grad()
+        def act(trainer: Trainer, **kwargs: Any) -> None:
+            action(trainer)
+
+        setattr(self, event, act)
 
 
 class _Proving:
@@ -280,14 +283,14 @@ class _Proving:
         if len(texts) == 1:
             return texts
         tried = texts or self._outside.differing(parting.part, one, other, ())
-        self._train(before, _at("on_optimizer_step_end", self._outside.carry))
+        self._train(before, _At("on_optimizer_step_end", self._outside.carry))
 
         def matters(text: str) -> bool:
             if not self._outside.carried.get(text):
                 return any(text in each for each in (one.outside, one.left))
             state, put = self._folder / "resumed" / str(before), functools.partial(self._outside.put_back, text)
             try:
-                changed = self._train(before + 1, _at("on_training_run_start", put), state=state)
+                changed = self._train(before + 1, _At("on_training_run_start", put), state=state)
             except Exception:  # without what belongs to it, it may not work
                 return True
             return parting_of([other], changed) is not None
@@ -394,7 +397,7 @@ class _Proving:
 
         def distance_without(text: str) -> float:
             turns: Any = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
-            by_turns = _at("on_train_step_start", lambda trainer: next(turns)(trainer))
+            by_turns = _At("on_train_step_start", lambda trainer: next(turns)(trainer))
             return self._distance(self._cut_in_two(by_turns))
 
         distance, apart = self._distance(update), {text: distance_without(text) for text in moved}
