@@ -33,6 +33,7 @@ from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.record.bars import BarDisplay
 from pytorch_accelerated.record.text import format_number
 from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.utils import read_run_history
 from tests.support.processes import run_forked
 from tests.support.terminal import Terminal, in_a_terminal
 
@@ -125,7 +126,7 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
     screen = (PrintProgressCallback, LogMetricsCallback, Scoring)  # what is recorded later is in the row, too
     make_trainer(*screen, *saving).train(rows(5), num_epochs=3, eval_dataset=rows(3))
     lines = without_times(capsys.readouterr().out)
-    assert [line.split()[3] for line in lines[3:6]] == ["nan", "0.7500*", "0.5000"]
+    assert [line.split()[2] for line in lines[3:6]] == ["nan", "0.7500*", "0.5000"]
     assert lines[-7:] == [
         "Finished 3 epochs, 3 updates in TIME",
         "Best score 0.7500 (epoch 2), SPEED",
@@ -135,6 +136,67 @@ def test_a_summary_has_the_best_value_that_is_watched_and_what_was_saved_where(c
         f"  log              {log}",
         f"Loaded the weights of epoch 2 (score 0.7500) from {model}",
     ]
+
+
+class Scores(TrainerCallback):
+    """Records metrics as a `MetricsCallback` would, and the norm of each weight for trackers alone."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names.split()
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        for name in self.names:
+            trainer.run_history.update_metric(f"train_{name}", 0.25)
+        for number in range(100):
+            trainer.run_history.update_metric(f"norm/{number}", 1.0, shown=False)
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        for name in self.names:
+            trainer.run_history.update_metric(f"eval_{name}", 0.5)
+
+
+@pytest.mark.parametrize("evaluation_set", [rows(4), {"clean": rows(4), "noisy": rows(4)}])
+def test_where_evaluations_have_a_metric_its_value_in_training_is_shown_on_request(capsys, evaluation_set):
+    headers = []
+    for table in (LogMetricsCallback, LogMetricsCallback(train_metrics=True)):
+        trainer = make_trainer(..., Scores("f1 r2"), table)
+        trainer.train(rows(8), 2, evaluation_set)
+        printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [line[0] for line in printed].count("1") == 1  # one table, although two were given
+        headers.append(" ".join(itertools.chain(*printed[: printed.index(next(r for r in printed if "-----" in r))])))
+    shown, asked = headers
+    assert ("train_f1" in shown, "train_f1" in asked) == (False, True)
+    assert all("eval_" in each and each.count("f1") >= 1 for each in headers)
+    assert asked.index("f1") < asked.index("train_f1")  # evaluations first
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_says_what_it_leaves_out_and_a_file_has_all(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    many = Scores(" ".join(f"precision_{letter}" for letter in "abcdefgh"))
+    with in_a_terminal(80) as terminal:
+        make_trainer(PrintProgressCallback, LogMetricsCallback, many).train(rows(8), 2, rows(4))
+        screen = terminal.screen
+    assert all(len(line) <= 80 for line in screen)
+    assert screen[1].startswith("6 columns more than fit here: eval_precision_e, ")
+    assert [line.count("0.5000") for line in screen if line.split()[0] in ("1", "2")] == [4, 4]
+    make_trainer(LogMetricsCallback, many).train(rows(8), 2, rows(4))
+    assert all(line.count("0.5000") == 8 for line in capsys.readouterr().out.splitlines()[-2:])
+
+
+def test_a_metric_for_trackers_alone_is_in_files_and_not_on_the_screen_also_after_a_resume(capsys, tmp_path):
+    def train(epochs: int, **kwargs: Any) -> str:
+        writers = CSVLoggerCallback(tmp_path / "log.csv"), SaveTrainingStateCallback(tmp_path)
+        trainer = make_trainer(..., Scores("f1"), *writers)
+        history = trainer.train(rows(8), epochs, rows(4), **kwargs)
+        assert "norm" not in repr(history)
+        assert len(history.get_metric_values("norm/99")) == epochs
+        assert {axes.get_title(loc="left") for axes in history.plot().axes} == {"loss", "f1"}
+        assert len(history.plot("norm/3").axes) == 1
+        return capsys.readouterr().out
+
+    assert "norm" not in train(1) + train(2, resume_from=tmp_path)
+    assert "norm/99" in (tmp_path / "log.csv").read_text().splitlines()[0]
+    assert read_run_history(tmp_path).names_not_shown == {f"norm/{number}" for number in range(100)}
 
 
 @pytest.mark.parametrize(

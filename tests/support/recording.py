@@ -98,7 +98,7 @@ class _RecordedHistory(InMemoryRunHistory):
         super().__init__()
         self.calls = calls
 
-    def update_metric(self, name: str, value: float) -> None:
+    def update_metric(self, name: str, value: float, *, shown: bool = True) -> None:
         self.calls.append(f"[{name}]")
         super().update_metric(name, value)
 

@@ -30,7 +30,7 @@ class MinimalHistory(RunHistory):
     def get_latest_metric(self, name):
         return self.get_metric_values(name)[-1]
 
-    def update_metric(self, name, value):
+    def update_metric(self, name, value):  # type: ignore[override]  # as scripts have it, without `shown`
         self.stored.append((self.metric_name_prefix + name, value))
 
     def reset(self):
@@ -40,7 +40,7 @@ class MinimalHistory(RunHistory):
 class DoublingHistory(InMemoryRunHistory):
     """Calls the method it overrides, once under the same name and once under another."""
 
-    def update_metric(self, name, value):
+    def update_metric(self, name, value):  # type: ignore[override]  # as scripts have it, without `shown`
         super().update_metric(name, value)
         super().update_metric(f"twice_{name}", 2 * value)
 

@@ -25,7 +25,10 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
 
 
 def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]:
-    """The callbacks of a trainer: metrics first, the default ones in place of ``...``, a limit from the environment."""
+    """The callbacks of a trainer: metrics first, the default ones in place of ``...``, a limit from the environment.
+
+    An object of a default class takes the place of the class.
+    """
     chosen: list[Any] = []
     if metrics is not None:
         chosen.append(MetricsCallback(metrics))
@@ -36,8 +39,10 @@ def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]
             f"`callbacks` is one {kind.__name__}: pass a list of callbacks, such as `[..., callback]`, where "
             "`...` stands for the default ones."
         )
-    for callback in callbacks:
-        chosen += DEFAULT_CALLBACKS if callback is ... else [callback]
+    given = list(callbacks)
+    others = [each for each in DEFAULT_CALLBACKS if not any(type(callback) is each for callback in given)]
+    for callback in given:
+        chosen += others if callback is ... else [callback]
     limit = batch_limit_from_environment()
     return chosen if limit is None else [*chosen, OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR)]
 

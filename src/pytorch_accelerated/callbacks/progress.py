@@ -25,9 +25,9 @@ from pytorch_accelerated.record.text import (
     format_number,
     format_rate,
     format_update_size,
-    printable,
     screen_columns,
 )
+from pytorch_accelerated.record.values import name_in_set, role_and_quantity
 from pytorch_accelerated.record.watching import best_facts, watched_metrics, with_mark
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _SHARE_WORTH_SHOWING = 0.05  # of waiting for data
 _MINOR_COLUMNS = ("lr", "time")  # at the right of the table
+_MAIN_LOSS = "train_loss_epoch"
 
 
 class PrintProgressCallback(TrainerCallback):
@@ -91,7 +92,7 @@ class PrintProgressCallback(TrainerCallback):
         epochs, updates = format_count(state.epochs, "epoch"), format_count(state.updates, "update")
         trainer.print(folded(f"{self._ending} {epochs}, {updates}{skipped}{duration}{reason}"))
         for line in _summary_lines(trainer.run_history, list(trainer.callback_handler)):
-            trainer.print(printable(line))
+            trainer.print(folded(line))
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Print, for example, "Evaluating 12 batches of 32 samples, on cpu"."""
@@ -220,6 +221,11 @@ class LogMetricsCallback(TrainerCallback):
     "3 @120" for epoch 3 after update 120. A "*" marks a new best value of the metric that decides which epoch is the
     best: the one that a callback watches, else the loss of evaluations. The metrics of `Trainer.evaluate` are printed
     in one line. In a notebook, the display of `ProgressBarCallback` has the table.
+
+    Evaluations come first. Where they have a metric, the value of training stays out of the table, except the loss.
+
+    Args:
+        train_metrics: True to show them all the same: ``callbacks=[..., LogMetricsCallback(train_metrics=True)]``
     """
 
     takes_part_in_preflight = False
@@ -229,15 +235,21 @@ class LogMetricsCallback(TrainerCallback):
     _row: dict[str, str] | None = None  # the row that is being filled, if there is one
     _epoch_started: float | None = None
     _resumes_epoch = False
+    train_metrics = False
+
+    def __init__(self, *, train_metrics: bool = False) -> None:
+        self.train_metrics = train_metrics
 
     def log_metrics(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Log the metrics; the default prints them once per node. Called on every rank. Override this to log elsewhere.
 
         Args:
             trainer: the trainer.
-            metrics: the values by name; only numbers. Metrics of other types are in the run history.
+            metrics: the values by name; only numbers. Metrics of other types are in the run history. The default
+                leaves out those that were recorded with ``shown=False``.
         """
-        cells = {name: format_number(value) for name, value in metrics.items()}
+        hidden = trainer.run_history.names_not_shown
+        cells = {name: format_number(value) for name, value in metrics.items() if name not in hidden}
         # An epoch logs twice, after training and after its evaluation, and has one row, which waits for both.
         if self._row is not None:
             self._row.update(cells)
@@ -318,11 +330,22 @@ class LogMetricsCallback(TrainerCallback):
         if self._epoch_started is not None:
             seconds = time.perf_counter() - self._epoch_started
             row["time"] = "" if self._resumes_epoch else format_duration(seconds)  # the part before isn't known here
-        row = with_mark(row, trainer.run_history, watched_metrics(trainer.callback_handler))
+        watched = watched_metrics(trainer.callback_handler)
+        row = self._in_order(with_mark(row, trainer.run_history, watched), {"epoch", _MAIN_LOSS, *watched}, trainer)
         if page is None:
             trainer.print(self._table.add_row(row))
         else:
             page.add_row(row)
+
+    def _in_order(self, row: dict[str, str], in_front: set[str], trainer: Trainer) -> dict[str, str]:
+        """The row with evaluations in front of the others, and without metrics of training that these have, too."""
+        sets = trainer.run_context.control.evaluation_sets.names
+        of_training = {name for name in row if name.startswith("train_") and name not in in_front}
+        if not self.train_metrics:
+            evaluated = {name for name in of_training for each in sets if name_in_set(f"eval{name[5:]}", each) in row}
+            row = {name: value for name, value in row.items() if name not in evaluated}
+        order = sorted(row, key=lambda name: (name not in in_front, "eval" not in role_and_quantity(name)[0]))
+        return {name: row[name] for name in order}
 
 
 PrintMetricsCallback = LogMetricsCallback

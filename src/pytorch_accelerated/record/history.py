@@ -21,7 +21,6 @@ from pytorch_accelerated.record.step_records import StepHistory, records_of, tab
 from pytorch_accelerated.record.values import (
     MetricRecord,
     columns_of,
-    is_scalar,
     joined,
     name_in_set,
     records_in,
@@ -51,6 +50,7 @@ class RunHistory(StepHistory, ABC):
         is_evaluated_beside: whether values of evaluations come later than the epochs to which they belong, because
             another process evaluates the training states of the run.
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
+        names_not_shown: metrics that were recorded with ``shown=False``.
         updates_done: optimizer updates so far, counted by the loop. If the history is not reset, a second run continues
             the count of the first.
         metric_name_prefix: the prefix of the names of recorded metrics; see `set_metric_name_prefix`.
@@ -75,6 +75,7 @@ class RunHistory(StepHistory, ABC):
         self._forget_steps()
         self._read_positions: dict[str, int] = {}
         self.names_not_saved: set[str] = set()
+        self.names_not_shown: set[str] = set()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -101,7 +102,7 @@ class RunHistory(StepHistory, ABC):
         """
 
     @abstractmethod
-    def update_metric(self, name: str, value: Any) -> None:
+    def update_metric(self, name: str, value: Any, *, shown: bool = True) -> None:
         """Record a value under the name `metric_name_prefix` + `name`, for the current epoch and update.
 
         Args:
@@ -110,6 +111,8 @@ class RunHistory(StepHistory, ABC):
                 recorded as a float. Other values, such as a confusion matrix or a dict, are kept as they are, with
                 tensors and arrays copied to the host; tables, plots, logs and watching callbacks ignore them. The
                 method of a subclass receives the value to record.
+            shown: False to leave the metric out of the table of epochs, and of plots and reports that aren't asked for
+                it by name. Files and trackers have it. The method of a subclass does not receive it.
         """
 
     @abstractmethod
@@ -199,6 +202,7 @@ class RunHistory(StepHistory, ABC):
             "current_epoch": self._current_epoch,
             "updates_done": self.updates_done,
             "metric_name_prefix": self.metric_name_prefix,
+            "names_not_shown": sorted(self.names_not_shown),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -211,6 +215,7 @@ class RunHistory(StepHistory, ABC):
                 self._set_epoch(epoch)
                 self.updates_done = update
                 self.update_metric(name, value)
+        self.names_not_shown.update(state.get("names_not_shown", ()))  # older states have none
         self._read_positions.update(state["read_positions"])
         if "step_records" in state:  # older states have none
             self._step_records += records_of(state["step_records"])
@@ -283,9 +288,10 @@ class RunHistory(StepHistory, ABC):
 
     def __repr__(self) -> str:
         """The last epoch with any value, and the latest value of each metric."""
-        values = ", ".join(f"{name} {_text(known['latest'])}" for name, known in self._extremes.items())
-        shown = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
-        return f"{type(self).__name__}({shown})"
+        shown = {name: known for name, known in self._extremes.items() if name not in self.names_not_shown}
+        values = ", ".join(f"{name} {_text(known['latest'])}" for name, known in shown.items())
+        place = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
+        return f"{type(self).__name__}({place})"
 
 
 def with_some_records(state: Mapping[str, Any], keep: Sequence[bool]) -> dict[str, Any]:
@@ -306,7 +312,7 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
     """Wraps a subclass's `update_metric`: it receives the value to record, which is also added to the records."""
 
     @functools.wraps(update_metric)
-    def wrapper(self: RunHistory, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    def wrapper(self: RunHistory, name: str, value: Any, *args: Any, shown: bool = True, **kwargs: Any) -> None:
         value, records_before = stored_value(value), len(self._metric_records)
         evaluation_set, self.evaluation_set = self.evaluation_set, ""
         if evaluation_set:
@@ -316,19 +322,23 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
             update_metric(self, name, value, *args, **kwargs)
         finally:
             self.evaluation_set = evaluation_set
-        if len(self._metric_records) > records_before:
-            return  # the method of the base class has recorded the value
-        record = MetricRecord(self.metric_name_prefix + name, value, self.current_epoch, self.updates_done)
-        self._metric_records.append(record)
-        known = self._extremes.setdefault(record.name, {})
-        known["latest"] = record
-        if is_scalar(value) and math.isfinite(value):
-            if "least" not in known or value < known["least"].value:
-                known["least"] = record
-            if "greatest" not in known or value > known["greatest"].value:
-                known["greatest"] = record
+        if len(self._metric_records) == records_before:  # otherwise the method of the base class has recorded the value
+            record = MetricRecord(self.metric_name_prefix + name, value, self.current_epoch, self.updates_done)
+            self._metric_records.append(record)
+            _compare(self._extremes.setdefault(record.name, {}), record)
+        if not shown:
+            self.names_not_shown.update(each.name for each in self._metric_records[records_before:])
 
     return wrapper
+
+
+def _compare(known: dict[str, MetricRecord], record: MetricRecord) -> None:
+    known["latest"] = record
+    if record.is_scalar and math.isfinite(record.value):
+        if "least" not in known or record.value < known["least"].value:
+            known["least"] = record
+        if "greatest" not in known or record.value > known["greatest"].value:
+            known["greatest"] = record
 
 
 def _starting_over(reset: Callable[..., None]) -> Callable[..., None]:
@@ -367,7 +377,7 @@ class InMemoryRunHistory(RunHistory):
             raise unknown_metric(name, self._metrics)
         return self._metrics[name][-1]
 
-    def update_metric(self, name: str, value: Any) -> None:
+    def update_metric(self, name: str, value: Any, *, shown: bool = True) -> None:
         self._metrics.setdefault(self.metric_name_prefix + name, []).append(value)
 
     def reset(self) -> None:

@@ -40,7 +40,9 @@ class _Run(NamedTuple):
 def _selected(histories: Mapping[str, RunHistory], metric_names: str | Iterable[str] | None) -> list[_Run]:
     numbers = {run: [each for each in history.records if each.is_scalar] for run, history in histories.items()}
     known = dict.fromkeys(record.name for records in numbers.values() for record in records)
-    wanted = [metric_names] if isinstance(metric_names, str) else list(known if metric_names is None else metric_names)
+    hidden = {name for history in histories.values() for name in history.names_not_shown}
+    shown = [name for name in known if name not in hidden]
+    wanted = [metric_names] if isinstance(metric_names, str) else list(shown if metric_names is None else metric_names)
     for name in wanted:
         if name not in known:
             raise unknown_metric(name, known, "number among its values")

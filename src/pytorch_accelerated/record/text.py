@@ -163,8 +163,8 @@ class GrowingTable:
     """Formats rows as aligned text, one at a time.
 
     Columns appear in the order in which their names are first seen, and stay. The header is repeated when the columns
-    change and every 30 rows. If a row is too wide for the screen, names are wrapped; if that is not enough, the row
-    becomes a block of names and values.
+    change and every 30 rows. If a row is too wide for the screen, names are wrapped; if that is not enough, a terminal
+    shows as many columns as there is room for, from the left, and a line names the others. Files and pipes have all.
 
     Args:
         minor_names: names of columns that stay at the right.
@@ -189,7 +189,7 @@ class GrowingTable:
         """The row as text of one or more lines, below the header if it is due.
 
         Args:
-            cells: the values by column name; the first is the title if the row becomes a block.
+            cells: the values by column name; the first is the title of the row.
         """
         cells = _printable(cells)
         title, *_ = cells
@@ -198,10 +198,13 @@ class GrowingTable:
         columns = self._columns or screen_columns()
         for names in ({name: [name] for name in self.names}, {name: _wrap(name) for name in self.names}):
             widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
-            if sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= columns:
-                return "\n".join([*self._due_header(names, widths), _line(cells, widths)])
-        rest = {name: value.rstrip() for name, value in cells.items() if name != title}
-        return "\n".join([f"{title} {cells[title]}", *block(rest, columns=columns, indent=_GAP)])
+            if _width(widths) <= columns:
+                break
+        left_out: list[str] = []
+        while _width(widths) > columns and len(widths) > 1 and (self._columns or is_terminal(sys.stdout)):
+            left_out.insert(0, widths.popitem()[0])
+        names = {name: names[name] for name in widths}
+        return "\n".join([*self._due_header(names, widths, _not_shown(left_out, columns)), _line(cells, widths)])
 
     def expect(self, title: str, names: Iterable[str]) -> None:
         """Give columns their place before the first row has them, so that the header need not be repeated for them.
@@ -217,10 +220,10 @@ class GrowingTable:
         room = _MIN_COLUMNS if is_narrow or name in self._minor_names else _MIN_VALUE_COLUMNS
         self._value_widths[name] = max(self._value_widths.get(name, room), width)
 
-    def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
+    def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int], notes: list[str]) -> list[str]:
         height = max(map(len, names.values()))
         padded = {name: [""] * (height - len(lines)) + lines for name, lines in names.items()}
-        header = [_line({name: lines[i] for name, lines in padded.items()}, widths) for i in range(height)]
+        header = [*notes, *(_line({name: lines[i] for name, lines in padded.items()}, widths) for i in range(height))]
         header.append(_line({name: "-" * width for name, width in widths.items()}, widths))
         if header == self._header and self._rows_below_header < _ROWS_BELOW_A_HEADER:
             self._rows_below_header += 1
@@ -269,6 +272,16 @@ def _printable(cells: Mapping[str, str]) -> dict[str, str]:
 
 def _line(texts: Mapping[str, str], widths: Mapping[str, int]) -> str:
     return _GAP.join(texts.get(name, "").rjust(width) for name, width in widths.items()).rstrip()
+
+
+def _width(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
+
+
+def _not_shown(names: Sequence[str], columns: int) -> list[str]:
+    """A line that names the columns for which there is no room, as far as there is room for that."""
+    text = f"{format_count(len(names), 'column')} more than fit here: {', '.join(names)}"
+    return [textwrap.shorten(text, columns, placeholder=" ...")] if names else []
 
 
 def _wrap(name: str) -> list[str]:

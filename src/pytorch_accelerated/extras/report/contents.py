@@ -97,7 +97,8 @@ class RunContents:
             evaluation_sets: their names, which become part of the role: `eval_clean_loss` is the loss of "eval clean".
         """
         steps = history.step_records
-        self.metrics = _metric_columns(history.records, evaluation_sets)
+        shown = [each for each in history.records if each.name not in history.names_not_shown]
+        self.metrics = _metric_columns(shown, evaluation_sets)
         self.steps = _step_columns(steps)
         self.best = _best_values(self.metrics, history, watched or {})
         ends = [each.epoch for each in history.records[-1:]] + [each.epoch for each in steps[-1:]]

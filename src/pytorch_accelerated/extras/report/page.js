@@ -147,6 +147,8 @@ function smoothed(values, weight) {
   });
 }
 
+const MACHINE = ["rates", "norm", "throughput", "wait", "memory"]; // small panels, behind those of the model's metrics
+
 /** The panels in their order: {title, unit, lines: [{label, run, index, dash, updates, values, isFine, best}]}. */
 function panelsOf() {
   const panels = new Map();
@@ -171,6 +173,7 @@ function panelsOf() {
       if (isAlias(metric, run)) continue;
       if (isCrowded && isTraining && metric.quantity === "loss" && run.steps.update?.length) continue;
       if (metric.quantity.startsWith("learning_rate") && run.steps.learning_rates?.length) continue;
+      if (metric.name === "gradient_norm" && run.steps.gradient_norm?.some((norm) => norm !== null)) continue;
       const meaning = metric.role === "" ? metric.name : isTraining && metric.quantity === "loss" ? "train, epoch" : metric.role;
       add(metric.quantity, metric.quantity.replaceAll("_", " "), {
         label: label(run, meaning), index: colour(metric.role || metric.name), run, r,
@@ -190,8 +193,7 @@ function panelsOf() {
     fine("memory", "peak memory (GiB)", "GiB", run.steps.peak_memory?.map((bytes) => (bytes === null ? null : bytes / 2 ** 30)));
   });
   // Metrics of the model in front, what the machine did behind.
-  const last = ["rates", "norm", "throughput", "wait", "memory"];
-  return [...panels].sort(([a], [b]) => (a === "loss" ? -1 : b === "loss" ? 1 : last.indexOf(a) - last.indexOf(b)))
+  return [...panels].sort(([a], [b]) => (a === "loss" ? -1 : b === "loss" ? 1 : MACHINE.indexOf(a) - MACHINE.indexOf(b)))
     .map(([key, panel]) => ({ key, ...panel }));
 }
 
@@ -221,7 +223,7 @@ function chartOptions(panel, lines, range, width) {
   const values = { value: (u, value) => (value === null || value === undefined ? "–" : number(value)) };
   return {
     width,
-    height: panel.key === "loss" ? 300 : 215,
+    height: panel.key === "loss" ? 300 : MACHINE.includes(panel.key) ? 130 : 240,
     padding: [10, 8, 0, 0],
     scales: { x: { time: false, range: () => zoom || range }, y: { distr: isLog ? 3 : 1 } },
     axes: [
@@ -240,8 +242,13 @@ function chartOptions(panel, lines, range, width) {
       dataIdx: (u, series, hovered, x) => nearest(u.data[0], u.data[series], hovered, x),
     },
     series: [{ label: settings.x, ...values }, ...lines.map((line) => ({ ...line.style, ...values }))],
-    hooks: { setSeries: [(u, i) => { u.pointedAt = i; }], setCursor: [(u) => nameLine(u, lines)], setSelect: [zoomToSelection], draw: [(u) => drawBest(u, lines)], ready: [readByTouch] },
+    hooks: { setSeries: [(u, i) => { u.pointedAt = i; }], setCursor: [markIdle, (u) => nameLine(u, lines)], setSelect: [zoomToSelection], draw: [(u) => drawBest(u, lines)], ready: [markIdle, readByTouch] },
   };
+}
+
+/** Without a pointer, a legend has names but no values. */
+function markIdle(u) {
+  u.root.classList.toggle("idle", !(u.cursor.left >= 0));
 }
 
 /** Of many curves the one under the pointer is named in the title of its panel, with its value. */
@@ -380,9 +387,10 @@ function curves() {
     h("button", { type: "button", onclick: () => zoomTo(null) }, "whole range"),
     h("span", {}, "Drag over a curve to zoom in, on a phone with two fingers."));
   holders = panels.map(() => h("div", {}));
-  const cards = panels.map((panel, i) =>
-    h("section", { class: `card panel${panel.key === "loss" ? " wide" : ""}` }, h("h3", {}, panel.title, h("span", { class: "soft" })), holders[i]));
-  return [controls, h("div", { class: "panels" }, cards)];
+  const cards = panels.map((panel, i) => [panel.key,
+    h("section", { class: `card panel${panel.key === "loss" ? " wide" : ""}` }, h("h3", {}, panel.title, h("span", { class: "soft" })), holders[i])]);
+  const [large, small] = [false, true].map((isSmall) => cards.filter(([key]) => MACHINE.includes(key) === isSmall).map(([, card]) => card));
+  return [controls, h("div", { class: "panels" }, large), h("div", { class: "panels small-panels" }, small)];
 }
 
 // ------------------------------------------------------------------------------------------------------------- tables
