@@ -226,15 +226,11 @@ def add_dark_pictures(app, doctree):
 
 
 def write_markdown(app, exception):
-    """Each page also as the Markdown that it is made from, and ``llms.txt``, which lists them, for programs."""
+    """Each page also as the Markdown that it is made from, and ``llms.txt``, the guide and a list of them."""
     if exception is not None or app.builder.name != "html":
         return
-    lines = [
-        f"# {project}",
-        "",
-        "> Trains, evaluates, predicts with and saves any PyTorch model, in one exact loop.",
-        "",
-    ]
+    guide = Path(__file__).parents[1] / "src" / "pytorch_accelerated" / "guide.md"
+    lines = [guide.read_text(encoding="utf-8"), "## Pages", ""]
     for name in sorted(app.env.found_docs, key=lambda name: (name.count("/"), name)):
         source = Path(app.env.doc2path(name))
         if source.suffix != ".md" or name.startswith("zh/"):

@@ -46,6 +46,13 @@ def test_the_first_script_runs_on_two_processes(tmp_path: Path) -> None:
     assert "64 samples each (32 x 2 processes)" in output.stdout_of_ranks[0]
 
 
+def test_the_code_of_the_guide_in_the_package_runs_as_it_stands(tmp_path: Path) -> None:
+    script = script_of(REPOSITORY / "src" / "pytorch_accelerated" / "guide.md")
+    assert script is not None
+    look = "\nassert outputs.argmax(1).eq(targets[1400:]).float().mean() > 0.85"
+    assert "Finished 5 epochs" in run_forked(script + look, cwd=tmp_path).stdout
+
+
 FILE_OF_PAGE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 
 

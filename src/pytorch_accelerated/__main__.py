@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pytorch_accelerated.errors import PytorchAcceleratedError, SignalExit
 from pytorch_accelerated.extras.commands import checkpoints, proving, runs
-from pytorch_accelerated.extras.commands.command import PROGRAM, Outcome, json_text
+from pytorch_accelerated.extras.commands.command import PROGRAM, Outcome, add_command, json_text, print_line
 from pytorch_accelerated.record.text import printable, show
 
 
@@ -76,7 +77,15 @@ def _parser() -> argparse.ArgumentParser:
     topics = parser.add_subparsers(metavar="TOPIC", required=True)
     for module in (checkpoints, runs, proving):
         module.add_to(topics)
+    add_command(topics, "guide", _guide, "print how to use the library, on one page for people and programs")
     return parser
+
+
+def _guide(options: argparse.Namespace) -> Outcome:
+    text = Path(__file__).with_name("guide.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        print_line(line)
+    return Outcome({"guide": text})
 
 
 if __name__ == "__main__":
