@@ -59,7 +59,8 @@ docs-links: $(VENV)/.dev
 bench: $(VENV)/.bench
 	@$(VENV_PYTHON) -m benchmarks
 
-# On a machine that has its own torch: make gpu GPU_PYTHON=python3, which installs nothing.
+# On a machine that has its own torch: make gpu GPU_PYTHON=python3, which installs nothing. With DeepSpeed, whose tests are
+# skipped otherwise: make deepspeed, then make gpu GPU_PYTHON=.venv-deepspeed/bin/python.
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m pytest -q -p no:benchmark -m gpu $(shell grep -rl 'mark.gpu' tests)
 	@PYTHONPATH=src:. $(or $(GPU_PYTHON),$(VENV_PYTHON)) -m benchmarks.gpu $(GPU_OPTIONS)

@@ -1,6 +1,7 @@
 """Runs with DeepSpeed beside the same runs on plain DDP, and resumed from their states."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 
 from tests.chaos.record import record
 from tests.chaos.size import size
-from tests.support.processes import run_on_ranks
+from tests.support.processes import environment_on, run_on_ranks, run_under_torchrun
 from tests.support.resuming import assert_same
 from tests.support.states import find_state
 from tests.support.zero import config
 
-pytest.importorskip("deepspeed", reason="needs deepspeed: make deepspeed")
+pytest.importorskip(
+    "deepspeed", reason="needs deepspeed: make deepspeed, then make gpu GPU_PYTHON=.venv-deepspeed/bin/python on a GPU"
+)
 pytestmark = pytest.mark.processes
 REPOSITORY = Path(__file__).parents[2]
 RANKS = REPOSITORY / "tests" / "ranks"
@@ -51,20 +54,38 @@ def test_updates_are_those_of_a_loop_by_hand_and_what_cannot_work_is_refused(sta
     assert run("deepspeed_parts.py", tmp_path, stages).count("all is well") == 2
 
 
-def test_offloaded_and_16_bit_runs_resume_to_the_bit(tmp_path: Path, on_ddp: dict[str, Any]):
-    kinds = ["offload_1", "offload_2", "bf16_0", "bf16_1", "bf16_2", "bf16_3", "offload_3"]
-    assert run("deepspeed_kinds.py", tmp_path, ",".join(kinds)).count("all is well") == 2
+def assert_like_plain(folder: Path, kinds: Iterable[str]) -> None:
+    plain = torch.load(folder / "plain.pt")["history"]
     for kind in kinds:
-        tolerance = TOLERANCE if kind in ("offload_1", "offload_2") else 0.02  # bfloat16 has 8 bits
-        history = torch.load(tmp_path / f"{kind}.pt")["history"]
-        assert_same(history, on_ddp["three"]["history"], tolerance=tolerance)
+        is_exact = kind in ("zero_2", "zero_3", "offload_1", "offload_2")
+        history = torch.load(folder / f"{kind}.pt")["history"]
+        assert_same(history, plain, kind, tolerance=TOLERANCE if is_exact else 0.02)  # bfloat16 has 8 bits
+
+
+def test_offloaded_and_16_bit_runs_resume_to_the_bit(tmp_path: Path):
+    kinds = ["offload_1", "offload_2", "bf16_0", "bf16_1", "bf16_2", "bf16_3", "offload_3"]
+    assert run("deepspeed_kinds.py", tmp_path, ",".join(["plain", *kinds])).count("all is well") == 2
+    assert_like_plain(tmp_path, kinds)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_one_process_trains_like_a_plain_one_and_resumes_to_the_bit(device: str, tmp_path: Path):
+    kinds = ["zero_2", "zero_3", "offload_2", "offload_3", "bf16_2", "bf16_3"]
+    arguments = tmp_path, ",".join(["plain", *kinds, "fp16_2", "fp16_3"])
+    run_under_torchrun(RANKS / "deepspeed_kinds.py", 1, *arguments, env=environment_on(device))
+    assert_like_plain(tmp_path, kinds)
+    assert_16_bit_floats_alike(tmp_path)
+
+
+def assert_16_bit_floats_alike(folder: Path) -> None:
+    stage_2, stage_3 = (torch.load(folder / f"fp16_{stage}.pt") for stage in (2, 3))
+    assert stage_2["skipped"] == stage_3["skipped"] > 0
+    assert_same(stage_3["history"], stage_2["history"], tolerance=1e-2)
 
 
 def test_updates_that_float16_skips_are_counted_and_skipped_again_after_a_resume(tmp_path: Path):
     assert run("deepspeed_kinds.py", tmp_path, "fp16_0,fp16_2,fp16_3").count("all is well") == 2
-    stage_2, stage_3 = (torch.load(tmp_path / f"fp16_{stage}.pt") for stage in (2, 3))
-    assert stage_2["skipped"] == stage_3["skipped"] > 0
-    assert_same(stage_3["history"], stage_2["history"], tolerance=1e-2)
+    assert_16_bit_floats_alike(tmp_path)
 
 
 def test_the_optimizer_of_the_config_trains_and_resumes(tmp_path: Path):

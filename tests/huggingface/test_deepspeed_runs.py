@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.huggingface.runs import without_speed
-from tests.support.processes import REPOSITORY, run_script, run_under_torchrun
+from tests.support.processes import REPOSITORY, environment_on, run_script, run_under_torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -95,9 +95,13 @@ def test_updates_that_float16_skips_count_as_steps_and_change_the_scale_as_in_tr
     assert scales == [2.0**power for power in (19, 18, 17, 16, 15, 15, 15, 15, 16, 15, 15, 15)]
 
 
-def test_runs_evaluate_predict_resume_load_the_best_and_save_as_without_deepspeed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("device", "ranks"), [("cpu", 2), pytest.param("gpu", 1, marks=pytest.mark.gpu)])
+def test_runs_evaluate_predict_resume_load_the_best_and_save_as_without_deepspeed(
+    device: str, ranks: int, tmp_path: Path
+) -> None:
     script = REPOSITORY / "tests" / "ranks" / "huggingface_deepspeed_face.py"
-    assert run_under_torchrun(script, 2, tmp_path, env={"DS_ACCELERATOR": "cpu"}).stdout.count("done") == 2
+    output = run_under_torchrun(script, ranks, tmp_path, device, env=environment_on(device))
+    assert output.stdout.count("done") == ranks
 
 
 def test_the_scripts_of_the_page_run(tmp_path: Path) -> None:

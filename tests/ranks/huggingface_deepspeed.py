@@ -6,7 +6,6 @@ folder, with the config of a.
 """
 
 import copy
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from pytorch_accelerated import huggingface as ours
 from tests.huggingface.runs import Rows
 from tests.huggingface.test_deepspeed import ADAMW, DECAY, SIZES, WARMUP
+from tests.support.zero import allow_float16_on_the_cpu
 
 ARGUMENTS: dict[str, Any] = {
     "per_device_train_batch_size": 2,
@@ -127,13 +127,6 @@ def transformers_trainer(model: nn.Module, output_dir: Path, given: dict[str, An
     PartialState._shared_state["distributed_type"] = DistributedType.DEEPSPEED
     given = {**given, "accelerator_config": {"use_configured_state": True}}
     return transformers.Trainer(model, transformers.TrainingArguments(str(output_dir), **given), **rows)
-
-
-def allow_float16_on_the_cpu() -> None:
-    """DeepSpeed asks whether the processor computes fast in float16, which doesn't matter here."""
-    cpu: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    cpu.is_fp16_supported = lambda: True
-    cpu.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
 
 
 def main(folder: Path, library: str, names: str, checkpoints: Path) -> None:

@@ -11,23 +11,26 @@ from safetensors.torch import load_file
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import Trainer, TrainingArguments
 from tests.huggingface.runs import Rows, StopAt, without_speed
-from tests.ranks.huggingface_deepspeed import ARGUMENTS, Deep, with_stage
+from tests.ranks.huggingface_deepspeed import ARGUMENTS, FP16, Deep, with_stage
+from tests.support.zero import allow_float16_on_the_cpu
 
-folder = Path(sys.argv[1])
+folder, device = Path(sys.argv[1]), sys.argv[2]
+allow_float16_on_the_cpu()
 ROWS = Rows(30)  # the last update of an epoch is short, and one of its batches as well
 
 
 def make(name: str, config: dict[str, Any], *callbacks: Any, **arguments: Any) -> Any:
-    given = {**ARGUMENTS, "deepspeed": config, **arguments}
+    given = {**ARGUMENTS, "use_cpu": device == "cpu", "deepspeed": config, **arguments}
     args = TrainingArguments(str(folder / name), **given)
     trainer = Trainer(Deep(), args, train_dataset=ROWS, eval_dataset=Rows(8), callbacks=list(callbacks))
     trainer.callback_handler.callbacks.pop()  # which prints the logs
     return trainer
 
 
-for stage, bf16 in ((0, False), (1, False), (2, False), (2, True), (3, False), (3, True)):
-    name, config = f"{stage} {bf16}", with_stage(stage)
-    whole = make(name, config, bf16=bf16)
+for stage, *kinds in ((0,), (1,), (2,), (2, "bf16"), (2, "fp16"), (3,), (3, "bf16"), (3, "fp16")):
+    name, config, tolerance = f"{stage} {kinds}", with_stage(stage, fp16=FP16), 1e-2 if kinds else 1e-6
+    precision: dict[str, Any] = dict.fromkeys(kinds, True)
+    whole = make(name, config, **precision)
     before = whole.evaluate()["eval_loss"]
     whole.train()
     history = without_speed(whole.state.log_history)
@@ -40,17 +43,17 @@ for stage, bf16 in ((0, False), (1, False), (2, False), (2, True), (3, False), (
     saved.load_state_dict(load_file(folder / name / "model" / "model.safetensors"))
     with torch.no_grad():
         loss = float(saved(Rows(8).x, Rows(8).labels)["loss"])
-    assert loss == pytest.approx(after, rel=1e-2 if bf16 else 1e-6)
+    assert loss == pytest.approx(after, rel=tolerance)
 
     # A resumed run equals the whole one to the bit.
-    make(f"{name} cut", config, StopAt(5), bf16=bf16, save_steps=5).train()
-    resumed = make(f"{name} cut", config, bf16=bf16)
+    make(f"{name} cut", config, StopAt(5), **precision, save_steps=5).train()
+    resumed = make(f"{name} cut", config, **precision)
     resumed.train(resume_from_checkpoint=True)
     assert without_speed(resumed.state.log_history)[:-1] == history[:-1]  # the last is about this call alone
 
-    best = make(f"{name} best", config, bf16=bf16, save_strategy="epoch", load_best_model_at_end=True)
+    best = make(f"{name} best", config, **precision, save_strategy="epoch", load_best_model_at_end=True)
     best.train()
-    assert best.evaluate()["eval_loss"] == pytest.approx(best.state.best_metric, rel=1e-2 if bf16 else 1e-6)
+    assert best.evaluate()["eval_loss"] == pytest.approx(best.state.best_metric, rel=tolerance)
     best.train()  # again, with the optimizer that it has
 
 for section, complaint in (

@@ -70,6 +70,12 @@ def run_under_torchrun(script: str | Path, world_size: int, *args: object, **opt
     return _run(script, args, world_size=world_size, **options)
 
 
+def environment_on(device: str) -> dict[str, str]:
+    """What DeepSpeed finds this device by in a script, "cpu" or "gpu"."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    return {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {"DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": visible}
+
+
 def run_on_ranks(script: str | Path, world_size: int, *args: object, **options: Any) -> Output:
     """Run `script` on `world_size` ranks that find each other as under torchrun, with everything already imported.
 

@@ -1,5 +1,6 @@
 """The run used by the tests of DeepSpeed's engine."""
 
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ def accelerator_with(config: dict[str, Any]) -> Callable[[], Any]:
     from accelerate import DeepSpeedPlugin
 
     return lambda: create_accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+
+
+def allow_float16_on_the_cpu() -> None:
+    """DeepSpeed asks whether the processor computes fast in float16, which doesn't matter in tests."""
+    device: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    if device.device_name() == "cpu":
+        device.is_fp16_supported = lambda: True
+        device.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
 
 
 def config(stage: int, **sections: Any) -> dict[str, Any]:
