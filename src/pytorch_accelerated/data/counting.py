@@ -44,6 +44,8 @@ class Counter:
             HookOutputError: if the result is not a number, or below 0.
         """
         count = self.count(batch, samples)
+        if type(count) is int and count >= 0:  # asked first: an abstract class takes far longer
+            return count
         if isinstance(count, torch.Tensor) and count.numel() == 1:
             count = count.item()
         if count is None or (isinstance(count, numbers.Real) and not isinstance(count, bool) and float(count) >= 0):
@@ -62,6 +64,8 @@ def rows_left(batch: Any, samples: int | None) -> int | None:
     """
     columns = list(batch.values() if isinstance(batch, Mapping) else batch if type(batch) in _COLUMNS else [batch])
     shapes = [column.shape for column in columns if isinstance(column, torch.Tensor)]
+    if any(shape[:1] == (samples,) for shape in shapes):  # nearly always
+        return samples
     sizes = {shape[0] if shape else None for shape in shapes}
     if samples is None or len(sizes) != 1:
         return samples

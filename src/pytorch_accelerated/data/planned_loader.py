@@ -101,9 +101,13 @@ class PlannedLoader(RunLoader):
                 self.waiting.seconds += time.perf_counter() - began
                 pairs = zip(host, sizes, strict=True)
                 counts = [count_items.items_of(batch, size) if size else 0 for batch, size in pairs]
-                weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
+                # Where the only rank has all rows that it asked for, the planned weights are right.
+                is_planned = ranks == 1 and count_items.counts_rows and counts == sizes
+                weights, items = None, None
+                if not is_planned:
+                    weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
                 batches = self._feed(iter(host))
-            has_rows = count_items is not None and count_items.counts_rows
+            has_rows = weights is not None and count_items is not None and count_items.counts_rows
             update, last = Update(window.size, items), len(window.rounds) - 1
             for index, cells in enumerate(window.rounds):
                 began = time.perf_counter()
