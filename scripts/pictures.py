@@ -85,6 +85,8 @@ def new_trainer():
 
 new_trainer().find_lr(train_set, per_device_batch_size=64).plot().savefig(folder / f"find_lr{end}.png", dpi=80)
 history = new_trainer().train(train_set, 6, eval_set, per_device_batch_size=32)
+batch = new_trainer().show_batch(train_set, per_device_batch_size=32, class_names=list("0123456789"))
+batch.plot().savefig(folder / f"batch{end}.png", dpi=60)
 history.plot().savefig(folder / f"plot{end}.png", dpi=80)
 weight, bias = (nn.Parameter(torch.zeros(1)) for _ in range(2))
 optimizer = torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "lr": 3e-4}], lr=1e-3)
@@ -187,7 +189,7 @@ def plots(folder: Path) -> None:
     """The figures of a history, of the finder and of a schedule."""
     for end in ("", "-dark"):
         run((DARK if end else "") + PLOTS, REPOSITORY, str(folder), end)
-        for name in ("find_lr", "plot", "schedule"):
+        for name in ("batch", "find_lr", "plot", "schedule"):
             save(Image.open(folder / f"{name}{end}.png"), f"{name}{end}")
 
 

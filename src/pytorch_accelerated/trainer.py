@@ -30,10 +30,11 @@ from pytorch_accelerated.loop.starting import at_work, ending
 from pytorch_accelerated.loop.training import Training
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.history import RunHistory
+from pytorch_accelerated.record.values import hyperparameters_of
 from pytorch_accelerated.states.loading import load_checkpoint
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, TrainingSummary
+    from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, Shown, TrainingSummary
     from pytorch_accelerated.extras.proving import Proof, Replay
 
 __all__ = [
@@ -87,6 +88,21 @@ class Trainer(TrainerHooks):
             longer than anything that one process does alone, such as a save. None: torch's limit, half an hour with
             gloo and ten minutes with NCCL.
     """
+
+    def __repr__(self) -> str:
+        """Model, loss function, optimizer, callbacks, and how far it has trained: a line for each."""
+        known = hyperparameters_of(bare_model(self.model), self.optimizer)
+        trained = f"{known['model.trainable_parameters']:,} of {known['model.parameters']:,} parameters trained"
+        numbers = [f"{name} {known[key]}" for name in ("lr", "weight_decay") if (key := f"optimizer.{name}") in known]
+        loss = getattr(self.loss_func, "__name__", type(self.loss_func).__name__)
+        facts = {
+            "loss function": "the model's own" if self.loss_func is None else loss,
+            "optimizer": ", ".join([str(known["optimizer"]).rpartition(".")[2], *numbers]),
+            "callbacks": ", ".join(type(each).__name__ for each in self.callback_handler) or "none",
+            "history": repr(self.run_history).partition("(")[2].removesuffix(")"),
+        }
+        head = f"{type(self).__name__} of {type(bare_model(self.model)).__name__}, {trained}, on {self.device}"
+        return "\n".join([head, *(f"  {f'{name}:':<14} {value}" for name, value in facts.items())])
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
@@ -658,6 +674,75 @@ class Trainer(TrainerHooks):
         return room.summarise(  # type: ignore[no-any-return]
             self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
         )
+
+    def show_batch(
+        self,
+        train_dataset: Any,
+        num_epochs: int | None = 1,
+        *,
+        kinds: Mapping[str, str] | None = None,
+        class_names: Sequence[str] | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+        samples: int = 12,
+        **train_arguments: Any,
+    ) -> Shown:
+        """What the model sees: the first batch of a run as pictures, masks, texts and rows.
+
+        The batch comes through the loader, workers and augmentation of the run, and equals its first batch to the bit,
+        if the trainer has a `seed` or nothing draws random numbers meanwhile. What `calculate_train_batch_loss` gives
+        the model instead of a part of the batch is shown as ``model input``. Makes one forward pass, no update, and
+        restores everything afterwards. Must be called by all ranks.
+
+        Pictures are floats or uint8 with 1, 3 or 4 channels, ``[N, C, H, W]`` or ``[N, H, W, C]``; masks are whole
+        numbers ``[N, H, W]`` of the size of a picture; texts are strings; rows are ``[N]`` or ``[N, F]``. Of anything
+        else the shape is shown.
+
+        Args:
+            train_dataset: the training data.
+            num_epochs: of the run.
+            kinds: "image", "mask", "text" or "row" by the place in the batch, such as ``{"[0]": "image"}``, for what
+                isn't recognised.
+            class_names: of targets that are class numbers.
+            decode: makes a text of token numbers, such as ``tokenizer.decode``.
+            samples: how many to show.
+            train_arguments: further arguments of `train`.
+
+        Returns:
+            The samples of this rank: the last line of a notebook's cell shows them; elsewhere `print` or `plot` them.
+
+        Raises:
+            ConfigurationError: for a kind that doesn't exist, or a place that the batch doesn't have.
+            Any error that the run would have raised.
+        """
+        self._refuse_within_a_run("show_batch", "Call it before `train`.")
+        room = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_batch`")
+        arguments = {**train_arguments, "train_dataset": train_dataset, "num_epochs": num_epochs}
+        return room.show_batch(self, arguments, room.Wishes(kinds or {}, class_names, decode, samples))  # type: ignore[no-any-return]
+
+    def show_predictions(
+        self,
+        dataset: Any = None,
+        *,
+        kinds: Mapping[str, str] | None = None,
+        class_names: Sequence[str] | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+        samples: int = 12,
+        **evaluate_arguments: Any,
+    ) -> Shown:
+        """The first batch of an evaluation, with what the model predicts for each sample; otherwise as `show_batch`.
+
+        Where loss function and shapes say that outputs are scores of classes, a prediction is the class with the
+        highest one, also for each pixel. Other outputs are shown as they are.
+
+        Args:
+            dataset: the data; default: the last evaluation dataset.
+            kinds, class_names, decode, samples: see `show_batch`.
+            evaluate_arguments: further arguments of `evaluate`.
+        """
+        self._refuse_within_a_run("show_predictions", "Call it when the run is over.")
+        room = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_predictions`")
+        wishes = room.Wishes(kinds or {}, class_names, decode, samples)
+        return room.show_predictions(self, dataset, evaluate_arguments, wishes)  # type: ignore[no-any-return]
 
     def rows_of(
         self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any

@@ -118,6 +118,10 @@ def test_a_run_is_saved_as_one_table(outputs):
     assert [row[2].endswith("*") for row in rows] == [True, True, True]
     assert page.count("font-weight:bold") == len(header)
     assert {row[4] for row in rows} == {"5.00e-01"}
+    (curve,) = re.findall(r"<polyline points='(.*?)'", page)
+    heights = [float(place.split(",")[1]) for place in curve.split()]
+    assert len(heights) == 30  # one for each update
+    assert heights[-1] > heights[0]  # the loss falls, and the vertical axis of pictures points down
     assert is_finished(page)
     assert error_of(outputs["train"]) is None
 

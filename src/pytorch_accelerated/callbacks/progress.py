@@ -150,6 +150,11 @@ class ProgressBarCallback(TrainerCallback):
 
     on_eval_step_end = on_prediction_step_end = on_train_step_end
 
+    def on_step_records(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Hand the losses so far to the display of a notebook."""
+        if trainer.run_context.page is not None:
+            trainer.run_context.page.show_losses([each.train_loss for each in trainer.run_history.step_records])
+
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Remove all bars, also after an early stop."""
         self._close_all()

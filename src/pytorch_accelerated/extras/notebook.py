@@ -7,11 +7,12 @@ light or dark.
 from __future__ import annotations
 
 import html
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.record.text import GrowingTable, format_duration
+from pytorch_accelerated.record.text import GrowingTable, format_duration, format_number
 
 if TYPE_CHECKING:
     from pytorch_accelerated.record import Snapshot
@@ -20,6 +21,7 @@ _SECONDS_BETWEEN_UPDATES = 0.25
 # More rows than this would fill the screen while the run continues, or a saved notebook.
 _ROWS_OF_RUNNING = 12
 _ROWS_AT_THE_END = 100
+_POINTS = 200  # of a curve
 _BAR = "display:inline-block;width:16em;height:.5em;margin:0 .8em;border-radius:.25em;background:rgba(128,128,128,.3)"
 _FILLED = "display:block;height:100%;border-radius:.25em;background:#4c8bf5;width"
 _NUMBERS = "font-variant-numeric:tabular-nums"
@@ -42,6 +44,7 @@ class NotebookPage:
         self._rows: list[Mapping[str, str]] = []
         self._best: Mapping[str, str] | None = None
         self._last_line = ""
+        self._losses: Sequence[float] = ()
         self._due = 0.0
         self._is_closed = False
 
@@ -65,6 +68,10 @@ class NotebookPage:
     def remove(self, bar: PageBar) -> Snapshot | None:
         """Leave out the bar of a pass that is over, from the next update on. Returns what it showed last."""
         return self._bars.pop(bar, None)
+
+    def show_losses(self, losses: Sequence[float]) -> None:
+        """Draw the training loss so far below the bars, from the next update on."""
+        self._losses = losses
 
     def note_end(self, line: str) -> None:
         """Say below the table how the run ended."""
@@ -95,7 +102,8 @@ class NotebookPage:
         cells = [[row.get(name, "") for name in table.names] for row in rows]
         content = [
             *map(_of_bar, self._bars.values()),
-            _table(table.names, cells, [row is self._best for row in rows]) if rows else "",
+            _curve(self._losses),
+            table_html(table.names, cells, [row is self._best for row in rows]) if rows else "",
             *(f"<div>{html.escape(note)}</div>" for note in notes),
         ]
         data = {
@@ -143,13 +151,29 @@ class PageBar:
             self._page.close()
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]], bold: Iterable[bool]) -> str:
+def table_html(header: Iterable[str], rows: Iterable[Iterable[str]], bold: Iterable[bool]) -> str:
     """A table of escaped text, whose titles may be wrapped after an underscore or a slash."""
     heads = [html.escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>") for name in header]
     lines = [_row("th", heads, f"{_CELL};white-space:normal")]
     for row, is_bold in zip(rows, bold, strict=True):
         lines.append(_row("td", map(html.escape, row), f"{_CELL};font-weight:bold" if is_bold else _CELL))
     return f"<table style='border-collapse:collapse;margin:.3em 0 0'>{''.join(lines)}</table>"
+
+
+def _curve(losses: Sequence[float]) -> str:
+    """The training loss as a line, means of neighbours where there is no room for each; empty before two values."""
+    size = max(1, len(losses) // _POINTS)
+    parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+    means = [mean for mean in (sum(part) / len(part) for part in parts) if math.isfinite(mean)]
+    if len(means) < 2:
+        return ""
+    low, width, height = min(means), 420, 64
+    scale = height / (max(means) - low or 1)
+    places = [(width * i / (len(means) - 1), height - (mean - low) * scale + 3) for i, mean in enumerate(means)]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    line = f"<polyline points='{points}' fill='none' stroke='#4c8bf5' stroke-width='1.5'/>"
+    words = f"training loss {format_number(means[0])} to {format_number(means[-1])}"
+    return f"<div>{words}<br><svg width='{width}' height='{height + 6}' role='img'>{line}</svg></div>"
 
 
 def _row(kind: str, cells: Iterable[str], style: str) -> str:

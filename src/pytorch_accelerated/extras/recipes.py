@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.extras.optimizers import param_groups
 from pytorch_accelerated.facts.trees import merged
 from pytorch_accelerated.ranks import listed
+from pytorch_accelerated.record.text import format_number, table_of_rows
 from pytorch_accelerated.schedulers import one_cycle
 from pytorch_accelerated.trainer import Trainer
 
@@ -41,6 +43,22 @@ class CrossValidation(NamedTuple):
     predictions: Any
     histories: list[RunHistory]
     trainers: list[Trainer]
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a table with the last values of each fold, and their mean and standard deviation."""
+        folds = [{name: each.latest_record(name) for name in each.get_metric_names()} for each in self.histories]
+        numbers = [{name: each.value for name, each in fold.items() if each and each.is_scalar} for fold in folds]
+        names = [name for name in numbers[0] if all(name in fold for fold in numbers)]
+        table = {name: [fold[name] for fold in numbers] for name in names}
+        ends: dict[str, Callable[[list[float]], Any]] = {
+            "mean": np.mean,
+            "deviation": functools.partial(np.std, ddof=1),
+        }
+        rows = [(str(fold), {name: column[fold] for name, column in table.items()}) for fold in range(len(numbers))]
+        rows += [(title, {name: end(column) for name, column in table.items()}) for title, end in ends.items()]
+        return table_of_rows(
+            {"fold": title, **{name: format_number(value) for name, value in row.items()}} for title, row in rows
+        )
 
 
 def cross_validate(

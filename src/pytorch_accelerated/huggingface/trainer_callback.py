@@ -250,6 +250,8 @@ class ProgressCallback(TrainerCallback):
         elif not is_summary(logs) and not all(map(is_about_the_run, logs)):
             seconds = time.perf_counter() - self._started
             self._show(self._table.add(logs, state.epoch, state.global_step, seconds))
+            if self._page is not None:
+                self._page.show_losses(self._table.history.get_metric_values("loss"))
             # An evaluation may follow, also at the end of the epoch, or another one of several sets.
             if not (control.should_evaluate or float(state.epoch).is_integer() or "loss" not in logs):
                 self._print_row()

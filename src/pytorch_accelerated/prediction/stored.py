@@ -40,6 +40,7 @@ from pytorch_accelerated.prediction.collecting import (
     pieces_in_order,
 )
 from pytorch_accelerated.ranks.ranks import Ranks
+from pytorch_accelerated.record.text import format_numbers, table_of_rows
 from pytorch_accelerated.states.codec import DTYPE_NAMES, chunks
 from pytorch_accelerated.states.disk import is_file, resolved
 from pytorch_accelerated.states.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
@@ -49,6 +50,7 @@ from pytorch_accelerated.states.verify import check_file, read_manifest
 
 _VERSION = 1
 _ORDER_NAME = "order.safetensors"
+_SHOWN_ROWS = 10
 
 
 def collect_predictions(ranks: Ranks, output_path: str | os.PathLike[str] | None = None) -> PredictionCollector:
@@ -159,6 +161,14 @@ class StoredPredictions:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a table of the first rows. Reads the first blocks."""
+        rows = itertools.islice(self._blocks(0), _SHOWN_ROWS)
+        return table_of_rows(
+            {"row": str(row), **{path: format_numbers(leaf.reshape(-1).tolist()) for path, leaf in leaves.items()}}
+            for row, leaves in enumerate(rows)
+        )
 
     def load(self) -> Any:
         """All rows in host memory: nested tensors, in dataset order.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.plotting import plot_runs
 from pytorch_accelerated.record.step_records import StepHistory, records_of, table_of
+from pytorch_accelerated.record.text import format_number, table_of_rows
 from pytorch_accelerated.record.values import (
     MetricRecord,
     columns_of,
@@ -292,6 +293,14 @@ class RunHistory(StepHistory, ABC):
         values = ", ".join(f"{name} {_text(known['latest'])}" for name, known in shown.items())
         place = f"epoch {self._metric_records[-1].epoch}: {values}" if values else "no metrics"
         return f"{type(self).__name__}({place})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a table with a row for each moment of recording, of the last 100."""
+        scalars = [each for each in self._metric_records if each.is_scalar and each.name not in self.names_not_shown]
+        rows = joined(((each.epoch, each.update), {each.name: format_number(each.value)}) for each in scalars)
+        return table_of_rows(
+            {"epoch": str(epoch), "update": str(update), **row} for (epoch, update), row in rows[-100:]
+        )
 
 
 def with_some_records(state: Mapping[str, Any], keep: Sequence[bool]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import tqdm
 
+from pytorch_accelerated.facts.optional import require
+
 _GAP = "  "
 _ROWS_BELOW_A_HEADER = 30
 # Room for durations of up to an hour, because they get longer from row to row.
@@ -37,6 +39,16 @@ def format_number(value: float) -> str:
     if 1000 <= size < 1e7:
         return f"{value:.0f}"
     return f"{value:.3e}"
+
+
+def format_numbers(values: Sequence[float], most: int = 8) -> str:
+    """The first numbers of a sequence, whole ones in full.
+
+    >>> format_numbers([1, 2.5, 3], most=2)
+    '1, 2.500, ...'
+    """
+    shown = [format_number(value) if isinstance(value, float) else str(value) for value in values[:most]]
+    return ", ".join([*shown, "..."] if len(values) > most else shown)
 
 
 def format_rate(value: float) -> str:
@@ -146,6 +158,15 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         _GAP.join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def table_of_rows(rows: Iterable[Mapping[str, str]]) -> str:
+    """The HTML of a table of texts by column, for `_repr_html_`."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[row.get(name, "") for name in columns] for row in rows]
+    notebook = require("pytorch_accelerated.extras.notebook", needed_by="A table in a notebook")
+    return notebook.table_html(columns, cells, [False] * len(cells))  # type: ignore[no-any-return]
 
 
 def printable(text: str, *, keep: str = "") -> str:
