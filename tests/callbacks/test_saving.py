@@ -1,5 +1,6 @@
 """The best model is found, saved and loaded; training states appear, and stay, as long as they should."""
 
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -16,6 +17,7 @@ from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, SaveTrai
 from pytorch_accelerated.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
 from pytorch_accelerated.callbacks.weights import ModelEmaCallback
 from pytorch_accelerated.errors import (
+    CheckpointError,
     DuplicateCallbackError,
     NonFiniteLossError,
 )
@@ -36,6 +38,7 @@ from tests.callbacks.runs import (
     fit,
     weights_of,
 )
+from tests.checkpointing.faulty_disk import FaultyDisk
 
 NAN = math.nan
 
@@ -213,6 +216,23 @@ def test_a_best_value_whose_weights_are_gone_is_said_at_the_end(stops: bool) -> 
     ):
         fit(trainer, 5)
     assert (best.best_metric, trainer.run_state.epochs) == ((1.5, 4) if stops else (1.0, 5))
+
+
+def test_a_lost_best_model_hides_no_failed_save() -> None:
+    class FullDisk(TrainerCallback):
+        def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_history.current_epoch == 2:
+                disks.enter_context(FaultyDisk(0).installed())  # the next save fails
+
+    best = save_best_score()
+    with (
+        contextlib.ExitStack() as disks,
+        pytest.warns(UserWarning, match="No space left .* the next save tries again"),
+        pytest.warns(UserWarning, match="The best model so far is lost"),
+        pytest.warns(UserWarning, match="but its weights are gone"),
+        pytest.raises(CheckpointError, match="its last save has failed"),
+    ):
+        fit(a_trainer(FullDisk, Score([3, 2, 4]), best, Beside(best)))
 
 
 # ----------------------------------------------------------------------------------------------------- training states

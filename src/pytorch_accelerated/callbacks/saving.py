@@ -30,12 +30,11 @@ from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
 from pytorch_accelerated.states.disk import is_url, resolved, working_folder
-from pytorch_accelerated.states.layout import STATE_NAME, Manifest
 from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
 from pytorch_accelerated.states.training_state import entries_of_state
-from pytorch_accelerated.states.verify import list_states
+from pytorch_accelerated.states.verify import list_named_states
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
@@ -43,6 +42,10 @@ if TYPE_CHECKING:
 
 
 _told: set[Path] = set()
+
+
+class _StateIsGone(Exception):
+    """The training state that a best value belongs to can't be read any more."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -131,16 +134,13 @@ class SaveBestModelCallback(MetricJudge):
     def _judge(self, trainer: Trainer, values: list[float], state: Path | None = None) -> None:
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
-            with trainer.run_context.control.saves.saving(self._absolute(self.save_path), goes_on=True):
-                try:
+            try:
+                with trainer.run_context.control.saves.saving(self._absolute(self.save_path), goes_on=True):
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
-                except InvalidCheckpointError as error:  # a state that is gone
-                    warn_user(
-                        trainer.run_context.parts.ranks, f"The best model so far is lost: keep more states. {error}"
-                    )
-                    self._lose(values[-1], epoch)
-                    return
-                self.best_metric, self.best_metric_epoch = values[-1], epoch
+                    self.best_metric, self.best_metric_epoch = values[-1], epoch
+            except _StateIsGone as error:  # no save was tried, so an earlier failure still counts
+                warn_user(trainer.run_context.parts.ranks, f"The best model so far is lost: keep more states. {error}")
+                self._lose(values[-1], epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far, and one whose weights are gone."""
@@ -176,7 +176,10 @@ class SaveBestModelCallback(MetricJudge):
             trainer.save_checkpoint(path, entries, save_optimizer=optimizer, save_scheduler=scheduler)
             return
         names = ["model", *["optimizer"] * optimizer, *["scheduler"] * scheduler]
-        trainer.run_context.control.saves.write_file(path, lambda: {**entries_of_state(state, names), **entries})
+        try:
+            trainer.run_context.control.saves.write_file(path, lambda: {**entries_of_state(state, names), **entries})
+        except InvalidCheckpointError as error:
+            raise _StateIsGone(error) from error
 
     def _forget_best(self) -> None:
         self.best_metric = self.best_metric_epoch = None
@@ -307,7 +310,7 @@ class SaveTrainingStateCallback(StateSaver):
                 found = f"{self.save_dir} has states of an earlier run, the last of them {earlier[-1]}"
                 trainer.print(folded(f"{found}: this run will {fate}; {remedy}"))
             else:
-                states = [folder for folder, _ in self._listed_states()]
+                states = [folder for folder, _ in list_named_states(self.folder)]
                 tell_of_earlier(trainer.print, states, f"this run will {fate}; {remedy}")
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
@@ -347,7 +350,7 @@ class SaveTrainingStateCallback(StateSaver):
 
     def saved_places(self) -> dict[str, str]:
         """The folder of the training states, once there is one; for the summary of a run."""
-        has_saved = self._has_requested and bool(self._listed_states())
+        has_saved = self._has_requested and bool(list_named_states(self.folder))
         return {"training states": str(self.save_dir)} if has_saved else {}
 
     @property
@@ -392,14 +395,13 @@ class SaveTrainingStateCallback(StateSaver):
         if self.retention.keeps_all:
             return
         metric_name = None if self.retention.best is None else self.watch_metric
-        for state in self.retention.states_to_delete(judged_states(self._listed_states(), metric_name=metric_name)):
+        for state in self.retention.states_to_delete(
+            judged_states(list_named_states(self.folder), metric_name=metric_name)
+        ):
             try:
                 remove_state(state)
             except CheckpointError as error:
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
-
-    def _listed_states(self) -> list[tuple[Path, Manifest]]:
-        return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
 
 
 def tell_of_earlier(print_on_node: Callable[[str], None], paths: Sequence[Path], fate: str) -> None:

@@ -41,6 +41,7 @@ from pytorch_accelerated.states import (
     dump_manifest,
     judged_states,
     layout,
+    list_named_states,
     list_states,
     parse_manifest,
     publish,
@@ -257,7 +258,7 @@ class Uploads:
     def _pending(self) -> list[tuple[Path, Manifest]]:
         """The local states to upload, oldest first. Those that would be deleted there at once are deleted here."""
         uploaded = publish.highest_serials[self.folder]
-        pending = [state for state in self._local_states() if state[1].serial > uploaded]
+        pending = [state for state in list_named_states(self.folder) if state[1].serial > uploaded]
         outdated = self._outdated([*self._complete(), *pending])
         for folder, _ in pending:
             if folder in outdated:
@@ -271,9 +272,6 @@ class Uploads:
     def _outdated(self, states: list[tuple[Path, Manifest]]) -> list[Path]:
         return self._retention.states_to_delete(judged_states(states, metric_name=self._metric_name))
 
-    def _local_states(self) -> list[tuple[Path, Manifest]]:
-        return [state for state in list_states(self.folder) if STATE_NAME.fullmatch(state[0].name)]
-
     def _upload(self, folder: Path, manifest: Manifest) -> None:
         name = f"{folder.name}.{manifest.serial}" if Path(folder.name) in self._known else folder.name
         try:
@@ -281,15 +279,15 @@ class Uploads:
             for entry in manifest.files:
                 self._store.put(folder / entry.name, f"{name}/{entry.name}")
         except (CheckpointError, OSError):
-            if (folder, manifest) in self._local_states():
+            if (folder, manifest) in list_named_states(self.folder):
                 raise
-        if (folder, manifest) not in self._local_states():
+        if (folder, manifest) not in list_named_states(self.folder):
             return  # the run has replaced it by a newer state meanwhile
         self._check_owner()
         self._store.write(f"{name}/{MANIFEST_NAME}", dump_manifest(manifest))
         self._known[Path(name)] = manifest
         publish.highest_serials[self.folder] = manifest.serial
-        for local, each in self._local_states()[:-1]:
+        for local, each in list_named_states(self.folder)[:-1]:
             if each in self._known.values():
                 publish.remove_state(local)
 

@@ -128,11 +128,6 @@ class LateCounts:
             return count.detach().reshape(()).to(widest_float(count.device)) / self._reference
         return count / self._reference
 
-    def forget(self) -> None:
-        """Forget the counts, because the update is computed again."""
-        self.counts.clear()
-        self.are_pending = not self._is_agreed
-
     def _agree(self) -> None:
         """Agree, after the first update, whether the hooks of all ranks count. Must be called by all ranks.
 
@@ -157,7 +152,8 @@ class LateCounts:
         if not self._is_agreed:
             self._agree()
         total = self._total() if self.counts else None
-        self.forget()
+        self.counts.clear()
+        self.are_pending = not self._is_agreed
         if total is None:
             return None
         if total == 0:

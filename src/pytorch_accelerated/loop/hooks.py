@@ -24,8 +24,9 @@ from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.loop.batches import batch_loss, batch_predictions
-from pytorch_accelerated.loop.context import Asked, Context, first_context, view
+from pytorch_accelerated.loop.context import Asked, Context, view
 from pytorch_accelerated.loop.handler import CallbackHandler
+from pytorch_accelerated.loop.own_parts import first_context
 from pytorch_accelerated.loop.starting import new_context
 from pytorch_accelerated.loop.states import States
 from pytorch_accelerated.ranks.accelerators import Accelerator, create_accelerator, given_accelerator

@@ -28,7 +28,7 @@ from pytorch_accelerated.states.publish import explained, remove_state, replacin
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
 from pytorch_accelerated.states.training_state import save_run
-from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.states.verify import list_named_states, list_states, looks_like_state, read_manifest
 from pytorch_accelerated.states.weights import canonical_state_dict
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "identity_of",
     "judged_states",
     "layout",
+    "list_named_states",
     "list_states",
     "load_portable",
     "load_run",

@@ -145,6 +145,11 @@ def list_states(parent: Path) -> list[tuple[Path, Manifest]]:
     return states
 
 
+def list_named_states(parent: Path) -> list[tuple[Path, Manifest]]:
+    """The states in `parent` with names that `SaveTrainingStateCallback` gives, oldest first; see `list_states`."""
+    return [state for state in list_states(parent) if STATE_NAME.fullmatch(state[0].name)]
+
+
 def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = verify) -> Path | None:
     """The state folder to resume from: `path` itself if it is a state, else the last saved valid state in it.
 

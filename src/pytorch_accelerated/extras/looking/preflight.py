@@ -157,7 +157,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     callbacks = list(trainer.callback_handler)
     savers = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     places = [_existing_parent(saver.folder) for saver in savers] or [Path(tempfile.gettempdir())]
-    one_update = _OneUpdate()
+    one_update = _StopsAfterOneUpdate()
     scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
         with rehearsal(trainer, [*taking_part(callbacks), _OneBatch(1), one_update], place=places[0]):
@@ -190,7 +190,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     )
 
 
-class _OneUpdate(TrainerCallback):
+class _StopsAfterOneUpdate(TrainerCallback):
     """Ends the run after one update, when everything (such as the schedule) has been created for the whole run.
 
     Attributes:

@@ -169,7 +169,7 @@ def summarise(
         batches: Any = [batch] * arguments.get("gradient_accumulation_steps", 1)
         train_dataset = DataLoader(batches, batch_size=None)
         arguments["train_dataloader_kwargs"] = {"is_sharded": True}  # each rank has its own
-    watching = _OneUpdate(processes or 1)
+    watching = _WatchesOneUpdate(processes or 1)
     with rehearsal(trainer, [*preparing(trainer.callback_handler), watching]):
         counter = FlopCounterMode(display=False)
         model = trainer.model = trainer.get_model()  # replicas in a wrapper would be other modules
@@ -212,7 +212,7 @@ def summarise(
         return dataclasses.replace(summary, scale=scale)
 
 
-class _OneUpdate(TrainerCallback):
+class _WatchesOneUpdate(TrainerCallback):
     """Notes what one update keeps in memory.
 
     Attributes:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.states import disk, replacing
+from pytorch_accelerated.states import write_whole
 from pytorch_accelerated.tracking import (
     MetricRecord,
     RunHistory,
@@ -181,10 +181,10 @@ def _exact(digits: str) -> int | str:
 
 
 def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
-    """Write the page that shows `runs`: a report of one, or a comparison of more. It is whole at any time.
+    """Write the page that shows `runs`: a report of one, or a comparison of more. It is complete at any time.
 
     Raises:
-        OSError: if it cannot be written.
+        CheckpointError: if it cannot be written.
     """
     data = json.dumps({"runs": [run.to_json() for run in runs]}, allow_nan=False, separators=(",", ":"))
     page = string.Template(_file("page.html")).substitute(
@@ -195,17 +195,7 @@ def write_page(runs: Sequence[RunContents], title: str, path: Path) -> None:
         chart_script=_file("vendored/uplot/uPlot.iife.min.js"),
         script=_file("page.js"),
     )
-    write_whole(page, path)
-
-
-def write_whole(text: str, path: Path) -> None:
-    """Write a file that is whole at any time, also after a power failure. Missing folders are created.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    with replacing(path) as file:
-        disk.write(file, text.encode())
+    write_whole(path, [page.encode()])
 
 
 def plain_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def write_comparison(runs: Sequence[Path], output: Path, metric: str | None = No
     Raises:
         ConfigurationError: if the page would replace one of them, or no run has the metric.
         RunFileError: if one of them is not a record of a run.
-        OSError: if the page cannot be written.
+        CheckpointError: if the page cannot be written.
     """
     found = [run for path in runs for run in (path.is_dir() and all_runs(path)) or [read_run(path)]]
     damaged = [run for run in found if run.state.get("status") == "unreadable"]

@@ -14,9 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pytorch_accelerated.callbacks import TrainerCallback, never_ends_a_run, watched_metrics
 from pytorch_accelerated.errors import CheckpointError
-from pytorch_accelerated.extras.report.contents import json_value, plain_notes, spike_in_words, write_whole
+from pytorch_accelerated.extras.report.contents import json_value, plain_notes, spike_in_words
 from pytorch_accelerated.record import warn_user
 from pytorch_accelerated.record.text import format_duration
+from pytorch_accelerated.states import write_whole
 from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:
@@ -145,11 +146,9 @@ class ResultCallback(TrainerCallback):
         says_running = self._reserve is not None
         try:
             self._write(trainer)
-        except OSError as error:
+        except CheckpointError as error:
             if says_running:
-                path = self._absolute(self.path)
-                reason = CheckpointError(f"{path} could not be written: {error}. Check the free space of the disk.")
-                trainer.run_context.control.saves.failures[path] = reason
+                trainer.run_context.control.saves.failures[self._absolute(self.path)] = error
             raise
 
     def on_exception(self, trainer: Trainer, exception: BaseException, **kwargs: Any) -> None:
@@ -252,12 +251,12 @@ class ResultCallback(TrainerCallback):
         """Write the file, on a full disk with the space that was held back for it."""
         is_last, reserve = self._ending["status"] != "running", self._reserve
         try:
-            write_whole(text, path)
-        except OSError:
+            write_whole(path, [text.encode()])
+        except CheckpointError:
             if reserve is None:
                 raise
             reserve.truncate(0)
-            write_whole(text, path)
+            write_whole(path, [text.encode()])
         finally:
             if is_last and reserve is not None:
                 reserve.close()
