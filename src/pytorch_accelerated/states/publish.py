@@ -14,8 +14,8 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -48,6 +48,7 @@ from pytorch_accelerated.states.verify import (
 
 _STALE_AFTER_SECONDS = 3600.0
 _FLUSHES_AT_ONCE = 4
+_PIECES_AHEAD = 64  # how far writing may be ahead of hashing: copies of a device's tensors stay in memory until then
 
 # The highest serial number of states that were uploaded from a folder, by folder: they may be gone from the disk, and
 # what is saved next must count as newer.
@@ -72,40 +73,30 @@ class StagedFolder:
         Raises:
             CheckpointError: if writing fails; says at which position.
         """
-        entries, flushes, doing = [], [], ""
+        written, hashes, flushes = [], [], []
         with (
-            explained(self.final, lambda: doing),
+            explained(self.final),
             contextlib.ExitStack() as opened,
             ThreadPoolExecutor(_FLUSHES_AT_ONCE) as flushing,
             ThreadPoolExecutor(1) as hashing,
         ):
             for name, chunks in files:
                 file = opened.enter_context(disk.create_file(self.staging / name))
-                digest, size_bytes = hashlib.sha256(), 0
-                hashed: list[Future[None]] = []
-                # In pieces that stay in the processor's cache from their hashing to their writing.
-                for piece in (
-                    memoryview(chunk)[start : start + CHUNK_BYTES]
-                    for chunk in chunks
-                    for start in range(0, len(chunk), CHUNK_BYTES)
-                ):
-                    wait(hashed)
-                    if len(piece) < WORTH_A_THREAD:
-                        digest.update(piece)
-                    else:  # hashing and writing take about as long, and both release the interpreter's lock
-                        hashed = [hashing.submit(digest.update, piece)]
-                    doing = f"writing {len(piece)} bytes at position {size_bytes} of {name!r}"
-                    disk.write(file, piece)
-                    doing = ""
-                    size_bytes += len(piece)
-                wait(hashed)
-                entries.append(FileEntry(name, size_bytes, digest.hexdigest()))
+                digest = hashlib.sha256()
+                for piece in filter(None, _pieces(chunks)):
+                    # Hashing takes about as long as writing and flushing, and all three release the interpreter's lock.
+                    hashes.append(hashing.submit(digest.update, piece))
+                    if len(hashes) > _PIECES_AHEAD:
+                        hashes.pop(0).result()
+                    with explained(self.final, f"writing {len(piece)} bytes at position {file.tell()} of {name!r}"):
+                        disk.write(file, piece)
+                written.append((name, file.tell(), digest))
                 flushes.append(flushing.submit(disk.flush, file))
             # After a power cut a file may have its name and not its content, so all contents are flushed before the
             # folder gets its name.
-            for flush in flushes:
-                flush.result()
-        return entries
+            for each in (*hashes, *flushes):
+                each.result()
+        return [FileEntry(name, size_bytes, digest.hexdigest()) for name, size_bytes, digest in written]
 
     def add_files(self) -> list[FileEntry]:
         """Flush and hash the files that others have written, to this folder or `final`; the entries are for `commit`.
@@ -187,6 +178,19 @@ class StagedFolder:
             # The error that caused the abort is the one to report; a later save will delete what is left.
             with contextlib.suppress(OSError):
                 _remove_tree(self.staging)
+
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """The same bytes in pieces that are worth a call: small chunks joined, large ones cut."""
+    joined = bytearray()
+    for chunk in chunks:
+        if len(joined) + len(chunk) > WORTH_A_THREAD:
+            yield memoryview(joined)
+            joined = bytearray()
+            yield from (memoryview(chunk)[start : start + CHUNK_BYTES] for start in range(0, len(chunk), CHUNK_BYTES))
+        else:
+            joined += chunk
+    yield memoryview(joined)
 
 
 def plain_files(folder: Path) -> list[str]:
@@ -329,12 +333,11 @@ def _sweep_beside(own: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(final: Path, doing: str | Callable[[], str] = "") -> Iterator[None]:
+def explained(final: Path, doing: str = "") -> Iterator[None]:
     """Turn an error of the operating system into a `CheckpointError`, which tells what we were `doing`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        doing = doing if isinstance(doing, str) else doing()
         raise CheckpointError(
             f"Saving {final} failed{' while ' if doing else ''}{doing}: {error}. Earlier saves are unchanged. Check "
             "free space, quota and permissions of the disk, then save again."
