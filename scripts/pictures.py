@@ -1,7 +1,7 @@
 """Make the pictures in docs/images again: a terminal, reports, plots.
 
     python scripts/pictures.py              all of them, in a few minutes
-    python scripts/pictures.py terminals    one group: terminals, reports, plots or pages
+    python scripts/pictures.py terminals    one group: terminals, reports, plots, pages or sweeps
     python scripts/pictures.py segmentation     the picture of one page
 
 Everything shown is what the library itself printed or wrote while it trained, or what the code of a page drew. Needs
@@ -59,7 +59,7 @@ torchvision_on_cpu.install()
 plt.rcParams["savefig.dpi"] = 150
 """
 # Pages whose code writes a picture by the name of the page.
-PAGES = ("segmentation", "multi_label")
+PAGES = ("segmentation", "multi_label", "time_series", "audio", "object_detection")
 PLOTS = """
 import sys
 from pathlib import Path
@@ -201,6 +201,13 @@ def pages(folder: Path, names: Sequence[str] = PAGES) -> None:
             save(Image.open(folder / f"{name}.png"), f"{name}{end}")
 
 
+def sweeps(folder: Path) -> None:
+    """The comparison of the runs of a sweep, light and dark."""
+    run((script_of(page_of("sweep")) or "").replace("n_trials=3", "n_trials=10"), folder)
+    for end, fragment in (("", "#light"), ("-dark", "#dark")):
+        screenshot(folder / "sweep.html", f"sweep{end}", 1100, height=760, fragment=fragment)
+
+
 def page_of(name: str) -> Path:
     """The page of `PAGES`."""
     return REPOSITORY / "docs" / "how_to" / f"{name}.md"
@@ -212,7 +219,7 @@ def run(script: str, folder: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
 
 
-GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots, pages)
+GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots, pages, sweeps)
 
 if __name__ == "__main__":
     known = [*(group.__name__ for group in GROUPS), *PAGES]

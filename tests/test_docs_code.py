@@ -94,7 +94,13 @@ def name_of(page: Path) -> str:
 
 
 # Each takes up to half a minute, and what they show has tests of its own.
-LONG = ("how_to/another_curve.md", "how_to/images.md", "how_to/programs.md", "how_to/several_processes.md")
+LONG = (
+    "how_to/another_curve.md",
+    "how_to/images.md",
+    "how_to/object_detection.md",
+    "how_to/programs.md",
+    "how_to/several_processes.md",
+)
 
 
 def has_code(page: Path) -> bool:

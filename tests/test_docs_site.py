@@ -55,6 +55,8 @@ print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_doma
 
 # What people type, and the page that they look for.
 SEARCHES = {
+    "coming_from/scikit_learn": "scikit-learn, skorch",
+    "how_to/audio": "audio, spectrogram",
     "how_to/best_model": "early stopping, save best model, overfitting",
     "how_to/before_training": "learning rate finder",
     "how_to/callbacks": "custom callback",
@@ -70,6 +72,8 @@ SEARCHES = {
     "how_to/imbalanced": "class weights, imbalanced data",
     "how_to/multi_label": "multi-label",
     "how_to/notebooks": "colab",
+    "how_to/object_detection": "object detection, bounding boxes",
+    "how_to/optimizers": "lbfgs",
     "how_to/output": "progress bar",
     "how_to/own_loss": "custom loss",
     "how_to/precision": "mixed precision, gradient accumulation, gradient clipping",
@@ -85,6 +89,7 @@ SEARCHES = {
     "how_to/sharded_models": "fsdp",
     "how_to/sweep": "hyperparameter search",
     "how_to/tabular": "tabular",
+    "how_to/time_series": "time series",
     "how_to/tracking": "wandb, tensorboard",
     "how_to/transformers_models": "lora",
 }

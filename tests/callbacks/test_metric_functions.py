@@ -120,11 +120,29 @@ def check_the_error_of_a_function_reaches_every_rank() -> None:
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def check_results_that_differ_in_size_stay_a_list_in_order() -> None:
+    inputs, targets = wine()
+    seen = Remembering()
+
+    def positive(outputs: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        return [{"positive": row[row > 0]} for row in outputs]
+
+    trainer = make_trainer(MetricsCallback({"rows": seen}, predictions=positive))
+    assert trainer.evaluate((inputs, targets), per_device_batch_size=5)["eval_rows"] == 178
+    if trainer.run_config.is_world_process_zero:
+        ((predictions, seen_targets),) = seen.calls
+        expected = [row[row > 0] for row in trainer.model(inputs)]
+        assert [len(each["positive"]) for each in predictions] == [len(row) for row in expected]
+        assert torch.allclose(torch.cat([each["positive"] for each in predictions]), torch.cat(expected))
+        assert torch.equal(torch.stack(seen_targets), targets)
+
+
 # Which test_metrics.py does on several ranks, too.
 CHECKS = [
     check_functions_see_each_row_once_in_order,
     check_functions_beside_torchmetrics_and_ema,
     check_the_error_of_a_function_reaches_every_rank,
+    check_results_that_differ_in_size_stay_a_list_in_order,
 ]
 
 

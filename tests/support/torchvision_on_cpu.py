@@ -2,7 +2,7 @@
 
 The usual torchvision wheel is built for CUDA. With a CPU build of torch its operators cannot be loaded, and the import
 fails because it describes two operators that have not been declared. Declaring them is enough for everything that does
-not call them.
+not call them; `nms`, which detection models call, is written in Python here.
 """
 
 import sys
@@ -13,6 +13,7 @@ from typing import Any
 
 # What describes the operators, imported after torchvision has tried to load them.
 _DESCRIPTIONS = ("torchvision._autograd_registrations", "torchvision._meta_registrations")
+_LAST = "torchvision.version"  # what torchvision imports last
 
 
 class _DeclareBeforeDescribed:
@@ -34,7 +35,22 @@ class _DeclareBeforeDescribed:
                 self.library = torch.library.Library("torchvision", "DEF")
                 for operator in ("nms", "qnms"):
                     self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                self.library.impl("nms", _nms, "CPU")
+        elif name == _LAST and self.library is not None:
+            sys.modules["torchvision.ops.boxes"]._assert_has_ops = lambda: None  # type: ignore[attr-defined]
         return None  # the usual finders go on from here
+
+
+def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
+    """The boxes to keep, best first: each removes those of lower scores that overlap with it by more."""
+    from torchvision.ops import box_iou
+
+    kept, left = [], scores.argsort(descending=True, stable=True)
+    overlaps = box_iou(boxes, boxes) > iou_threshold
+    while len(left):
+        kept.append(int(left[0]))
+        left = left[1:][~overlaps[left[0], left[1:]]]
+    return left.new_tensor(kept)
 
 
 _HOOK = _DeclareBeforeDescribed()

@@ -17,7 +17,7 @@ from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import map_leaves, would_broadcast
 from pytorch_accelerated.loop.callback import TrainerCallback
-from pytorch_accelerated.prediction.collecting import InMemoryPredictions
+from pytorch_accelerated.prediction.collecting import InMemoryPredictions, are_rows
 from pytorch_accelerated.ranks.compat.extras import function_of_scorer, reductions_of, set_update_count
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
@@ -66,11 +66,12 @@ class MetricsCallback(TrainerCallback):
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample
-    once. Functions of scikit-learn itself take the targets first, and so get them first. A function returns a
-    number, or a dict of numbers, which are recorded by their own names. Functions are not computed in training. Memory:
-    during an evaluation each rank keeps the predictions and targets of its own samples in host memory, and at its end,
-    for a moment, those of all samples; with ``predictions="argmax"`` these are two numbers a sample. For anything
-    larger, pass metrics of torchmetrics, which need not keep rows.
+    once; a list with one result per sample, such as its boxes, stays a list. Functions of scikit-learn itself take the
+    targets first, and so get them first. A function returns a number, or a dict of numbers, which are recorded by their
+    own names. Functions are not computed in training. Memory: during an evaluation each rank keeps the predictions and
+    targets of its own samples in host memory, and at its end, for a moment, those of all samples; with
+    ``predictions="argmax"`` these are two numbers a sample. For anything larger, pass metrics of torchmetrics, which
+    need not keep rows.
 
     **Metrics of torchmetrics** are updated batch by batch, in training as well, and recorded as ``train_<name>``, too.
     On two or more ranks, the values are those of one process with all samples, if the metric can be merged: each rank
@@ -288,7 +289,11 @@ class MetricsCallback(TrainerCallback):
                 start = self._batches * ranks.count + ranks.index
             self._batches += 1
             _refuse_broadcast(predictions, targets)
-            here.rows.add(start, {"predictions": predictions, "targets": targets})
+            if are_rows(predictions, None):
+                here.rows.add(start, {"predictions": predictions, "targets": targets})
+            else:  # a result for each sample, such as its boxes
+                together = zip(predictions, targets, strict=True)
+                here.rows.add(start, [{"predictions": each, "targets": target} for each, target in together])
 
     @property
     def _chooses(self) -> bool:
@@ -360,6 +365,8 @@ class MetricsCallback(TrainerCallback):
         self._forget(trainer, purpose)
         if here.rows is not None:
             rows = here.rows.finish()
+            if isinstance(rows, list):
+                rows = {name: [row[name] for row in rows] for name in ("predictions", "targets")}
             values |= ranks.do_on_first(lambda: _values_of(self._functions, **rows))
         return values
 
