@@ -192,8 +192,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"optimizer": ADAMW}, {"optim": "sgd"}, "optimizer.type: 'AdamW', but `optim` is 'sgd': leave one out"),
     ({"optimizer": ADAMW}, {"optim_args": "amsgrad=true"}, "'AdamW', but `optim_args` is 'amsgrad=true': leave one"),
-    ({"optimizer": {}}, {}, "optimizer.type: None: give a name, such as 'AdamW', or leave the section out"),
-    ({"scheduler": {}}, {}, "scheduler.type: None: give a name, such as 'WarmupLR', or leave the section out"),
+    ({"optimizer": {}}, {}, "optimizer.type: None: give a name, such as 'AdamW', or leave it all out"),
+    ({"scheduler": {}}, {}, "scheduler.type: None: give a name, such as 'WarmupLR', or leave it all out"),
     ({"scheduler": DECAY}, {"lr_scheduler_type": "cosine"}, "'WarmupDecayLR', but `lr_scheduler_type` is 'cosine': l"),
     (
         {"scheduler": {"type": "WarmupCosineLR"}},
@@ -206,8 +206,6 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"fsdp": True}, "`fsdp` is True, but `deepspeed` is given, which doesn't go with it: leave one out"),
     ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` is True, but `deepspeed` is given"),
     ({}, {"ddp_bucket_cap_mb": 5}, "`ddp_bucket_cap_mb` is 5, but `deepspeed` is given, which doesn't go with it"),
-    ({"zero_optimization": {"stage": 4}}, {}, "zero_optimization.stage: 4: give 0, 1, 2 or 3"),
-    ({"zero_optimization": {"stage": "two"}}, {}, "zero_optimization.stage: 'two': give 0, 1, 2 or 3"),
     ({"zero_optimization": 2}, {}, "`deepspeed` has zero_optimization: 2: give a dict"),
 ]
 
@@ -227,28 +225,21 @@ def test_one_error_has_all_contradictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "model", "complaint"),
+    ("config", "complaint"),
     [
-        ({"zero_optimization": {"stage": 2, **BUCKETS}}, torch.nn.Linear(1, 1), "reduce_bucket_size: 'auto', which fo"),
-        ({"zero_optimization": {"overlap_comm": "auto"}}, WIDE, "overlap_comm: 'auto', which follows from no argument"),
-        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": "auto"}}}, WIDE, "params.torch_adam: 'auto', which"),
         (
             {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 44}}},
-            WIDE,
             "total_num_steps: 44, but the number of updates of the run is 45: write 'auto' there",
         ),
         (
             {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}},
-            WIDE,
             "warmup_num_steps: 9, but the warmup by `warmup_steps` is 1: write 'auto' there",
         ),
     ],
 )
-def test_values_that_contradict_a_run_or_follow_from_nothing_are_refused(
-    config: dict[str, Any], model: Any, complaint: str, tmp_path: Path
-) -> None:
+def test_values_that_contradict_a_run_are_refused(config: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        filled(tmp_path, config, {}, model, 45)
+        filled(tmp_path, config, {}, WIDE, 45)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

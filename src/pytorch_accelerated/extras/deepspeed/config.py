@@ -14,7 +14,6 @@ import torch
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts import require, trees
-from pytorch_accelerated.huggingface import SchedulerType
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface import Trainer, TrainingArguments
@@ -24,19 +23,17 @@ AUTO = "auto"
 Values = dict[str, tuple[Any, str]]
 
 _SECTIONS = ("fp16", "bf16", "optimizer", "scheduler", "zero_optimization")
-_STAGES = (0, 1, 2, 3)
-# Names of `lr_scheduler_type` with the same shape. The default is taken for left out, whatever the config says.
-_SCHEDULES = {
-    "WarmupLR": SchedulerType.CONSTANT_WITH_WARMUP,
-    "WarmupDecayLR": SchedulerType.LINEAR,
-    "WarmupCosineLR": SchedulerType.COSINE,
+# By section: a type to suggest, and the arguments for the type and for its settings.
+_PARTS = {
+    "optimizer": ("AdamW", "optim", "optim_args"),
+    "scheduler": ("WarmupLR", "lr_scheduler_type", "lr_scheduler_kwargs"),
 }
-_ADAMS = ("adamw_torch", "adamw_torch_fused")
+# Defaults are taken for left out, whatever the config says. Both may name a schedule, if its shape is the same.
+_DEFAULTS = ("adamw_torch", "adamw_torch_fused", "linear")
+_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupCosineLR": "cosine"}
 # The engine has its own ways of exchanging gradients, and its own batch size.
 _REPLACED = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _DONT_GO_WITH = ("fsdp", "auto_find_batch_size", *_REPLACED)
-# Of other stages, these are ignored.
-_OF_STAGE_3 = "zero_optimization.stage3_"
 
 
 def complaints(args: TrainingArguments) -> Iterator[str]:
@@ -46,15 +43,11 @@ def complaints(args: TrainingArguments) -> Iterator[str]:
         if not isinstance(config.get(name, {}), Mapping):
             yield f"`deepspeed` has {name}: {config[name]!r}: give a dict"
             return
-    stage = found(config, "zero_optimization.stage")
-    if stage is not None and (stage not in _STAGES or isinstance(stage, bool)):
-        yield f"`deepspeed` has zero_optimization.stage: {stage!r}: give 0, 1, 2 or 3"
     for name in _DONT_GO_WITH:
         if value := getattr(args, name):
             yield f"`{name}` is {value!r}, but `deepspeed` is given, which doesn't go with it: leave one out"
-    yield from _about_optimizer(args, config)
-    yield from _about_schedule(args, config)
-    yield from _contradictions(config, _values_of_arguments(args))
+    yield from _about_parts(args, config)
+    yield from contradictions(config, _values_of_arguments(args))
 
 
 def complaints_about_parts(args: TrainingArguments, optimizer: Any, schedule: Any) -> Iterator[str]:
@@ -67,7 +60,7 @@ def complaints_about_parts(args: TrainingArguments, optimizer: Any, schedule: An
                 f"`deepspeed` has {section}.type: {kind!r}, and the Trainer is given a {type(part).__name__}: "
                 "leave one out"
             )
-    yield from _contradictions(config, _values_of_processes(args))
+    yield from contradictions(config, _values_of_processes(args))
 
 
 def config_of_launcher() -> dict[str, Any]:
@@ -91,7 +84,7 @@ def plugin_of(args: TrainingArguments) -> Any:
     config = room.HfDeepSpeedConfig(copy.deepcopy(args.deepspeed))
     config.config.setdefault("zero_optimization", {}).setdefault("stage", 0)
     config.set_stage_and_offload()
-    _fill(config.config, args, {**_values_of_arguments(args), **_values_of_processes(args)})
+    fill(config.config, args.deepspeed, {**_values_of_arguments(args), **_values_of_processes(args)})
     if is_installed and config.is_zero3() and args.world_size > 1:
         require("deepspeed", needed_by="`deepspeed`").init_distributed()  # with the processes that torch knows already
     return _utils().DeepSpeedPlugin(hf_ds_config=config)
@@ -101,7 +94,7 @@ def prepare(face: Trainer, num_training_steps: int) -> bool:
     """Fill in what only a run knows. Returns whether DeepSpeed makes the optimizer.
 
     Raises:
-        ConfigurationError: if a value contradicts the run, or follows from nothing.
+        ConfigurationError: if a value contradicts the run.
     """
     config = face.args.hf_deepspeed_config.config  # type: ignore[attr-defined]  # of the plugin
     fill_in(config, face.args, face.model, num_training_steps)
@@ -114,7 +107,7 @@ def prepare(face: Trainer, num_training_steps: int) -> bool:
     return False
 
 
-def in_precision_of(model: Any, inputs: Any) -> Any:
+def in_precision_of(model: Any, inputs: Any, parts: Any = trees.parts_of) -> Any:
     """The inputs with numbers in 16 bits if the model has such weights, into which its engine has converted it."""
     dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     if dtype.itemsize != 2:
@@ -123,7 +116,7 @@ def in_precision_of(model: Any, inputs: Any) -> Any:
     def convert(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return trees.map_leaves(convert, inputs, keep_mappings=True)
+    return trees.map_leaves(convert, inputs, keep_mappings=True, parts=parts)
 
 
 def schedule_of(face: Trainer, optimizer: Any) -> Any:
@@ -142,65 +135,46 @@ def make_schedule(config: Mapping[str, Any], optimizer: Any) -> Any:
     if kind is None:
         return None
     room = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
-    settings = dict(found(config, "scheduler.params") or {})
-    if kind not in room.VALID_LR_SCHEDULES:
-        names = ", ".join(room.VALID_LR_SCHEDULES)
-        raise ConfigurationError(f"`deepspeed` has scheduler.type: {kind!r}: give one of {names}, or leave it out.")
+    settings = found(config, "scheduler.params") or {}
     try:
         return getattr(room, kind)(optimizer, **settings)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"`deepspeed` has scheduler.params: {settings!r}, which {kind} refuses: {error}."
+            f"DeepSpeed cannot make its scheduler {kind!r} with {settings!r}: {error}. It has "
+            f"{', '.join(room.VALID_LR_SCHEDULES)}."
         ) from error
 
 
 def fill_in(config: dict[str, Any], args: TrainingArguments, model: Any, num_training_steps: int) -> None:
-    """Fill in all values that follow from arguments, model and length of a run.
+    """Fill in what follows from arguments, model and length of a run. Any other "auto" is DeepSpeed's default.
 
     Raises:
-        ConfigurationError: if one contradicts them, or follows from nothing.
+        ConfigurationError: if one contradicts them.
     """
     values = _values_of_length(args, num_training_steps)
-    wrong = list(_contradictions(args.deepspeed, values))
-    values |= _values_of_arguments(args) | _values_of_processes(args) | _values_of_model(model, config)
-    _fill(config, args, values)
-    wrong += [
-        f"`deepspeed` has {path}: {AUTO!r}, which follows from no argument, nor from this {type(model).__name__}: give "
-        "a value, or leave it out"
-        for path in _paths_of_auto(config)
-        if not path.startswith(_OF_STAGE_3) or found(config, "zero_optimization.stage") == 3
-    ]
-    if wrong:
+    if wrong := list(contradictions(args.deepspeed, values)):
         raise ConfigurationError(f"DeepSpeed cannot begin: {'; '.join(wrong)}.")
+    values |= _values_of_arguments(args) | _values_of_processes(args) | _values_of_model(model, config)
+    fill(config, args.deepspeed, values)
 
 
 def _utils() -> Any:
     return require("accelerate.utils", needed_by="`deepspeed`")
 
 
-def _about_optimizer(args: TrainingArguments, config: Any) -> Iterator[str]:
-    if "optimizer" not in config:
-        return
-    kind, optim = found(config, "optimizer.type"), str(args.optim)
-    if not isinstance(kind, str):
-        yield f"`deepspeed` has optimizer.type: {kind!r}: give a name, such as 'AdamW', or leave the section out"
-    elif optim not in _ADAMS:
-        yield f"`deepspeed` has optimizer.type: {kind!r}, but `optim` is {optim!r}: leave one out"
-    if args.optim_args:
-        yield f"`deepspeed` has optimizer.type: {kind!r}, but `optim_args` is {args.optim_args!r}: leave one out"
-
-
-def _about_schedule(args: TrainingArguments, config: Any) -> Iterator[str]:
-    if "scheduler" not in config:
-        return
-    kind, given = found(config, "scheduler.type"), args.lr_scheduler_type
-    if not isinstance(kind, str):
-        yield f"`deepspeed` has scheduler.type: {kind!r}: give a name, such as 'WarmupLR', or leave the section out"
-    elif given not in (SchedulerType.LINEAR, _SCHEDULES.get(kind)):
-        yield f"`deepspeed` has scheduler.type: {kind!r}, but `lr_scheduler_type` is {str(given)!r}: leave one out"
-    if args.lr_scheduler_kwargs:
-        other = args.lr_scheduler_kwargs
-        yield f"`deepspeed` has scheduler.type: {kind!r}, but `lr_scheduler_kwargs` is {other!r}: leave one out"
+def _about_parts(args: TrainingArguments, config: Any) -> Iterator[str]:
+    """Sections about what arguments describe, too."""
+    for section, (example, *names) in _PARTS.items():
+        if section not in config:
+            continue
+        kind = found(config, f"{section}.type")
+        if not isinstance(kind, str):
+            yield f"`deepspeed` has {section}.type: {kind!r}: give a name, such as {example!r}, or leave it all out"
+        for name in names:
+            value: Any = getattr(args, name)
+            value = str(value) if isinstance(value, str) else value  # rather than the member of an enumeration
+            if value and value not in (*_DEFAULTS, _SCHEDULES.get(str(kind))):
+                yield f"`deepspeed` has {section}.type: {kind!r}, but `{name}` is {value!r}: leave one out"
 
 
 def _values_of_arguments(args: TrainingArguments) -> Values:
@@ -240,8 +214,8 @@ def _values_of_model(model: Any, config: Any) -> Values:
         return {}
     values: Values = {"zero_optimization.reduce_bucket_size": (size * size, "")}
     if found(config, "zero_optimization.stage") == 3:
-        values[f"{_OF_STAGE_3}prefetch_bucket_size"] = (int(0.9 * size * size), "")
-        values[f"{_OF_STAGE_3}param_persistence_threshold"] = (10 * size, "")
+        values["zero_optimization.stage3_prefetch_bucket_size"] = (int(0.9 * size * size), "")
+        values["zero_optimization.stage3_param_persistence_threshold"] = (10 * size, "")
     return values
 
 
@@ -252,7 +226,7 @@ def _hidden_size(config: Any) -> int | None:
     return None
 
 
-def _contradictions(config: Any, values: Values) -> Iterator[str]:
+def contradictions(config: Any, values: Values) -> Iterator[str]:
     for path, (value, source) in values.items():
         given = found(config, path)
         given = list(given) if isinstance(given, tuple) else given
@@ -260,20 +234,12 @@ def _contradictions(config: Any, values: Values) -> Iterator[str]:
             yield f"`deepspeed` has {path}: {given!r}, but {source} is {value!r}: write {AUTO!r} there"
 
 
-def _fill(config: dict[str, Any], args: TrainingArguments, values: Values) -> None:
-    """Set values that the user's config leaves to the arguments: by "auto", and sizes and clipping by nothing, too."""
+def fill(config: dict[str, Any], given: Any, values: Values) -> None:
+    """Set values that the user's config leaves open: by "auto", and sizes and clipping by nothing, too."""
     for path, (value, _) in values.items():
         section, _, name = path.rpartition(".")
-        if found(args.deepspeed, path) == AUTO or (not section and found(args.deepspeed, path) is None):
+        if found(given, path) == AUTO or (not section and found(given, path) is None):
             found(config, section)[name] = value
-
-
-def _paths_of_auto(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _paths_of_auto(value, f"{above}{name}.")
-        elif value == AUTO:
-            yield f"{above}{name}"
 
 
 def found(config: Any, path: str) -> Any:

@@ -18,8 +18,15 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError
-from pytorch_accelerated.extras.deepspeed.config import AUTO, found, make_schedule
-from pytorch_accelerated.extras.deepspeed.pieces import Layout, Piece, layout_of, norm_of, scale_of
+from pytorch_accelerated.extras.deepspeed import pieces
+from pytorch_accelerated.extras.deepspeed.config import (
+    AUTO,
+    contradictions,
+    fill,
+    found,
+    in_precision_of,
+    make_schedule,
+)
 from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.loop import Step
 from pytorch_accelerated.ranks import (
@@ -33,10 +40,9 @@ from pytorch_accelerated.ranks import (
     note_step,
 )
 
-_END = "_end_deepspeed"  # the attribute of a model that ends the engine around it
-_MAIN = "main_weights"  # the entry of an optimizer's state for float32 weights, where the model's are in 16 bits
-_COUNTS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
-_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_AROUND = "_around_deepspeed"  # the attribute of a model that ends the engine around it
+# What accelerate writes where nobody says anything.
+_DEFAULTS = (("gradient_accumulation_steps", 1), ("gradient_clipping", 0.0))
 _OFFLOADS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 
 
@@ -53,29 +59,32 @@ class DeepSpeedModel(PreparedModel):
         super().__init__(accelerator, model, optimizer, for_training=False, **options)
         self.has_plain_backward, self._is_in_training, self._context = False, for_training, context
         if not for_training:
-            if has_shards(model) and _END not in vars(model):  # made in `zero.Init`; an engine gathers its parts
-                traces = _Traces(model)
-                engine = _initialize(model, None, _config_of(context, model, None))
-                vars(model)[_END] = _End(engine, traces)
+            if has_shards(model) and _AROUND not in vars(model):  # made in `zero.Init`; an engine gathers its parts
+                around = _Around(model)
+                around.engine = _initialize(model, None, _config_of(context, None))
+                vars(model)[_AROUND] = around
             return
         Parallel.register(require("deepspeed", needed_by="DeepSpeed").DeepSpeedEngine)
-        _refuse(model, optimizer, context)
-        if end := vars(model).pop(_END, None):
-            end()
-        traces = _Traces(model)
-        self.optimizer = EngineOptimizer(model, optimizer, _config_of(context, model, optimizer))
-        self.model = self.optimizer.engine
+        if wrong := list(_complaints(model, getattr(optimizer, "given", optimizer), context)):
+            raise ConfigurationError(f"DeepSpeed cannot train this: {'; '.join(wrong)}.")
+        if before := vars(model).pop(_AROUND, None):
+            before.end()
+        around = _Around(model)
+        self.optimizer = EngineOptimizer(model, optimizer, _config_of(context, optimizer))
+        self.model = around.engine = self.optimizer.engine
         accelerator.deepspeed_engine_wrapped = self.optimizer
         model.register_forward_pre_hook(_share_buffers)
-        model.register_forward_pre_hook(_in_dtype_of_weights, with_kwargs=True)
-        vars(model)[_END] = _End(self.model, traces)
+        model.register_forward_pre_hook(_convert, with_kwargs=True)
+        vars(model)[_AROUND] = around
 
     def make_schedule(self) -> Any:
         """The schedule of the config, if it has one."""
         config = copy.deepcopy(self._accelerator.state.deepspeed_plugin.deepspeed_config)
-        run, given = self._context.parts.config, (config.get("scheduler") or {}).get("params", {})
-        known = {"total_num_steps": run.max_num_train_steps, "warmup_max_lr": self.optimizer.param_groups[0]["lr"]}
-        given.update({name: value for name, value in known.items() if given.get(name) == AUTO})
+        known = {
+            "scheduler.params.total_num_steps": (self._context.parts.config.max_num_train_steps, ""),
+            "scheduler.params.warmup_max_lr": (self.optimizer.param_groups[0]["lr"], ""),
+        }
+        fill(config, config, known)
         return make_schedule(_without_auto(config), self.optimizer)
 
     def take_over(self, step: Step) -> None:
@@ -123,7 +132,7 @@ class DeepSpeedModel(PreparedModel):
         if self._is_in_training:
             self._accelerator.deepspeed_engine_wrapped = None
             if not has_shards(self._bare_model):  # else it stays, and lets the parts of the weights be gathered
-                vars(self._bare_model).pop(_END)()
+                vars(self._bare_model).pop(_AROUND).end()
         return bare, self.optimizer
 
 
@@ -168,14 +177,14 @@ class EngineOptimizer(torch.optim.Optimizer):
         self.param_groups = groups
         outer = self.engine.optimizer
         self.is_cut = outer is not self.inner
-        self._layout: Layout = layout_of(self.engine, [group["params"] for group in self._used()])
+        self._layout: pieces.Layout = pieces.layout_of(self.engine, [group["params"] for group in self._used()])
         self._rows = {id(row.parameter): row for _, rows in self._layout for row in rows}
         self._is_replica = torch.distributed.get_rank() > 0 and all(row.is_whole for row in self._rows.values())
         self._must_take_weights = False
         self.norm: torch.Tensor | None = None
         if state is not None:
             for entry in state["state"].values():
-                entry.pop(_MAIN, None)  # the model's may have been changed meanwhile
+                entry.pop(pieces.MAIN, None)  # the model's may have been changed meanwhile
             self.load_state_dict(state)
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True) -> None:
@@ -193,12 +202,12 @@ class EngineOptimizer(torch.optim.Optimizer):
             note_step(self.given)  # whose groups a schedule may change
         self.engine.step()
         # The engine leaves the norm of an earlier update there if it skips one.
-        self.norm = norm_of(self.engine, scale) if self.engine.was_step_applied() else torch.tensor(torch.inf)
+        self.norm = pieces.norm_of(self.engine, scale) if self.engine.was_step_applied() else torch.tensor(torch.inf)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: the step of the engine does it."""
 
-    def piece_of(self, parameter: Any) -> Piece | None:
+    def piece_of(self, parameter: Any) -> pieces.Piece | None:
         """The row of a parameter that this rank updates, as a target to load its state into."""
         row = self._rows.get(id(parameter))
         return None if row is None else row.piece(torch.empty(row.offset + row.count))
@@ -214,7 +223,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         for flat, rows in self._layout:
             entries = dict(self.inner.state.get(flat, {}))
             if rows and entries and rows[0].parameter.dtype != flat.dtype:
-                entries[_MAIN] = flat.detach()
+                entries[pieces.MAIN] = flat.detach()
             for row, (key, value) in itertools.product(rows, entries.items()):
                 is_plain = not isinstance(value, torch.Tensor) or not value.ndim
                 if not is_plain and value.shape == flat.shape:
@@ -229,9 +238,9 @@ class EngineOptimizer(torch.optim.Optimizer):
         used = [group for group in packed["param_groups"] if group["params"]]
         for group, inner in zip(used, self.inner.param_groups, strict=True):
             group.update({"step": inner["step"]} if "step" in inner else {})
-        scale = scale_of(self.engine.optimizer)
-        counts = {name: getattr(self.engine, name) for name in _COUNTS}
-        scales = {name: getattr(scale, name) for name in _SCALE if hasattr(scale, name)}
+        scale = pieces.scale_of(self.engine.optimizer)
+        counts = {name: getattr(self.engine, name) for name in pieces.COUNTS}
+        scales = {name: getattr(scale, name) for name in pieces.SCALE if hasattr(scale, name)}
         return {**packed, "state": state, "engine": {**counts, **scales}}
 
     @torch.no_grad()
@@ -255,14 +264,14 @@ class EngineOptimizer(torch.optim.Optimizer):
                 filled = torch.zeros_like(flat, memory_format=torch.contiguous_format)
                 for row, entry in zip(rows, entries, strict=True):
                     if key in entry:  # else it never had a gradient
-                        row.of(filled).copy_(_row_of(entry[key], row.start, row.count))
-                if key == _MAIN:
+                        row.of(filled).copy_(row.part_of(entry[key]))
+                if key == pieces.MAIN:
                     flat.copy_(filled)
                     self._must_take_weights = False
                 else:
                     self.inner.state[flat][key] = filled
         for name, value in state_dict.get("engine", {}).items():
-            target = self.engine if name in _COUNTS else scale_of(self.engine.optimizer)
+            target = self.engine if name in pieces.COUNTS else pieces.scale_of(self.engine.optimizer)
             if target is not None:
                 setattr(target, name, value)
 
@@ -271,9 +280,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._must_take_weights = False
         for flat, rows in self._layout:
             for row in rows:
-                tensor = getattr(row.parameter, "ds_tensor", row.parameter).detach()
-                start = 0 if hasattr(row.parameter, "ds_tensor") else row.start
-                row.of(flat.detach()).copy_(tensor.reshape(-1)[start : start + row.count])
+                held = pieces.piece_of(row.parameter) if is_in_pieces(row.parameter) else row.parameter.detach()
+                row.of(flat.detach()).copy_(row.part_of(held))
 
     def _numbers(self) -> dict[int, int]:
         every = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
@@ -284,15 +292,23 @@ class EngineOptimizer(torch.optim.Optimizer):
         return [group for group in self.param_groups if group["params"]]
 
 
-class _Traces:
-    """What DeepSpeed leaves on a model: hooks, attributes of parameters, memory shared by parameters, their dtype."""
+class _Around:
+    """Ends an engine, and removes what it leaves on a model: hooks, attributes of parameters, shared memory, dtypes.
+
+    A copy of the model that has it, such as an average, is in no engine.
+
+    Attributes:
+        engine: of DeepSpeed, once it is made.
+    """
 
     def __init__(self, model: nn.Module) -> None:
+        self.engine: Any = None
         stores = map(forward_hook_stores, model.modules())
         self._hooks: list[Any] = [(hooks, hooks.copy()) for hooks in itertools.chain.from_iterable(stores)]
         self._parameters = [(each, each.dtype, set(vars(each))) for each in model.parameters()]
 
-    def remove(self) -> None:
+    def end(self) -> None:
+        self.engine.destroy()
         for hooks, before in self._hooks:
             hooks.clear()
             hooks.update(before)
@@ -303,17 +319,6 @@ class _Traces:
                 delattr(parameter, name)
             parameter.data = parameter.data.to(dtype, copy=True)
             parameter.grad = None
-
-
-class _End:
-    """Ends an engine. A copy of the model that has it, such as an average, is in no engine."""
-
-    def __init__(self, engine: Any, traces: _Traces) -> None:
-        self._engine, self._traces = engine, traces
-
-    def __call__(self) -> None:
-        self._engine.destroy()
-        self._traces.remove()
 
     def __reduce__(self) -> Any:
         return bool, ()
@@ -326,16 +331,9 @@ def _share_buffers(model: nn.Module, *_: Any) -> None:
             torch.distributed.broadcast(buffer, 0)
 
 
-def _in_dtype_of_weights(model: nn.Module, arguments: Any, named: Any) -> Any:
+def _convert(model: nn.Module, arguments: Any, named: Any) -> Any:
     """The arguments of a forward pass, with floating-point tensors in 16 bits if the weights are."""
-    dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
-    if dtype == torch.float32:
-        return None
-
-    def converted(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    return trees.map_leaves(converted, (arguments, named), parts=trees.plain_parts_of)
+    return in_precision_of(model, (arguments, named), trees.plain_parts_of)
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any:
@@ -347,83 +345,62 @@ def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any
         raise ConfigurationError(f"DeepSpeed refuses its config, or this model: {error}") from error
 
 
-def _config_of(context: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """The config for the engine: the accelerator's, without what the loop does, and with what the run asks for.
-
-    Raises:
-        ConfigurationError: if it asks for something else than the run.
-    """
+def _config_of(context: Any, optimizer: Any) -> dict[str, Any]:
+    """The config for the engine: the accelerator's, without what the loop does, and with what the run asks for."""
     parts, settings, optimizer = context.parts, context.asked.settings, getattr(optimizer, "given", optimizer)
     config: dict[str, Any] = copy.deepcopy(parts.accelerator.state.deepspeed_plugin.deepspeed_config)
-    rows, steps = settings.per_device_batch_size, settings.gradient_accumulation_steps or 1
-    clip = settings.gradient_clip_norm or 0.0
-    asked = {
-        "train_micro_batch_size_per_gpu": ("per_device_batch_size", rows),
-        "gradient_accumulation_steps": ("gradient_accumulation_steps", steps),
-        "gradient_clipping": ("gradient_clip_norm", clip),
-        "train_batch_size": ("rows of an update", rows * steps * parts.ranks.count),
-    }
-    wrong = [
-        f"{name}: {config[name]!r}, but the run has {argument}={value!r}"
-        for name, (argument, value) in asked.items()
-        if optimizer is not None
-        and config.get(name, AUTO) not in (AUTO, value, 0.0)
-        and (name, config[name]) != ("gradient_accumulation_steps", 1)
-    ]
-    wrong += [f"{each}: 'nvme', of which no state is saved" for each in _OFFLOADS if found(config, each) == "nvme"]
-    if wrong:
-        raise ConfigurationError(f"DeepSpeed's config has {'; '.join(wrong)}. Make them equal, or write {AUTO!r}.")
-    zero = config.setdefault("zero_optimization", {})
-    has_cut = bool(zero.get("stage")) or _has_16_bits(config)
+    has_cut = bool(found(config, "zero_optimization.stage")) or _has_16_bits(config)
     of_loop = ["train_batch_size", "scheduler"] + ["optimizer"] * (optimizer is None)
     config = {name: value for name, value in config.items() if name not in of_loop}
     if hasattr(optimizer, "param_groups"):
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False  # the user's own steps, wherever its state is
     elif optimizer is not None:
-        given = config.get("optimizer", {}).get("params", {})
-        given.update({name: getattr(optimizer, name) for name in ("lr", "weight_decay") if given.get(name) == AUTO})
+        params = {f"optimizer.params.{name}": (getattr(optimizer, name), "") for name in ("lr", "weight_decay")}
+        fill(config, config, params)
     config.update(
-        train_micro_batch_size_per_gpu=rows or 1,
+        train_micro_batch_size_per_gpu=settings.per_device_batch_size or 1,
         gradient_accumulation_steps=1,
-        gradient_clipping=clip if has_cut else 0.0,
+        gradient_clipping=(settings.gradient_clip_norm or 0.0) if has_cut else 0.0,
     )
     return _without_auto(config)
 
 
-def _refuse(model: nn.Module, optimizer: Any, context: Any) -> None:
-    """Reject what DeepSpeed cannot train."""
-    optimizer = getattr(optimizer, "given", optimizer)  # after another run
-    settings, kind = context.asked.settings, type(optimizer).__name__
-    config = context.parts.accelerator.state.deepspeed_plugin.deepspeed_config
-    has_16_bits = _has_16_bits(config)
-    kinds = (torch.float32, torch.float16, torch.bfloat16) if has_16_bits else (torch.float32,)
-    reason = None
+def _complaints(model: nn.Module, optimizer: Any, context: Any) -> Iterator[str]:
+    """What DeepSpeed cannot train, and what its config and the run say differently."""
+    parts, settings, kind = context.parts, context.asked.settings, type(optimizer).__name__
+    config: dict[str, Any] = parts.accelerator.state.deepspeed_plugin.deepspeed_config
     if isinstance(optimizer, Optimizers):
-        reason = "there are several optimizers, and an engine steps one: make it of groups"
-    elif not isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "params"):
-        reason = f"the optimizer is a {kind}: give one of torch's"
+        yield "there are several optimizers, and an engine steps one: make it of groups"
     elif hasattr(optimizer, "param_groups") == ("optimizer" in config):
-        reason = (
+        yield (
             f"the optimizer is a {kind}, and the config has {'one' if 'optimizer' in config else 'none'}: give one of "
             "torch's here, or accelerate's `DummyOptim` here and an `optimizer` there"
         )
-    elif context.parts.mode.has_modes:
-        reason = f"{kind} changes the weights between training and evaluation: use another optimizer"
-    elif settings.gradient_clip_value is not None or isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
-        reason = "no rank has whole gradients to clip so: give one number as `gradient_clip_norm`"
-    elif config.get("scheduler") and context.trainer.create_scheduler_fn is not None:
-        reason = "its config has a `scheduler`, and `create_scheduler_fn` is given: leave one out"
-    elif scalars := [name for name, each in model.named_parameters() if not each.ndim]:
-        reason = f"the parameters {', '.join(scalars)} have no dimension: give them the shape (1,)"
-    others = {str(each.dtype) for each in model.parameters()} - {str(dtype) for dtype in kinds}
-    if others and reason is None:
-        reason = (
-            f"weights are {', '.join(sorted(others))}, of which it would train copies in float32: convert them by "
+    if parts.mode.has_modes:
+        yield f"{kind} changes the weights between training and evaluation: use another optimizer"
+    if settings.gradient_clip_value is not None or isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
+        yield "no rank has whole gradients to clip so: give one number as `gradient_clip_norm`"
+    if config.get("scheduler") and context.trainer.create_scheduler_fn is not None:
+        yield "its config has a `scheduler`, and `create_scheduler_fn` is given: leave one out"
+    if scalars := [name for name, each in model.named_parameters() if not each.ndim]:
+        yield f"the parameters {', '.join(scalars)} have no dimension: give them the shape (1,)"
+    fine = (torch.float32, torch.float16, torch.bfloat16) if _has_16_bits(config) else (torch.float32,)
+    if others := sorted({str(each.dtype) for each in model.parameters() if each.dtype not in fine}):
+        yield (
+            f"weights are {', '.join(others)}, of which it would train copies in float32: convert them by "
             "`model.float()`, and enable `bf16` or `fp16` in its config for mixed precision"
         )
-    if reason is not None:
-        raise ConfigurationError(f"DeepSpeed cannot train this: {reason}.")
+    if nvme := [each for each in _OFFLOADS if found(config, each) == "nvme"]:
+        yield f"its config has {nvme[0]}: 'nvme', of which no state is saved: give 'cpu'"
+    rows, steps = settings.per_device_batch_size, settings.gradient_accumulation_steps or 1
+    asked = {
+        "train_micro_batch_size_per_gpu": (rows, "`per_device_batch_size`"),
+        "gradient_accumulation_steps": (steps, "`gradient_accumulation_steps`"),
+        "gradient_clipping": (settings.gradient_clip_norm or 0.0, "`gradient_clip_norm`"),
+        "train_batch_size": (rows * steps * parts.ranks.count, "the number of rows of an update"),
+    }
+    yield from contradictions({each: value for each, value in config.items() if (each, value) not in _DEFAULTS}, asked)
 
 
 def _has_16_bits(config: Mapping[str, Any]) -> bool:
@@ -442,13 +419,6 @@ def _twin(optimizer: Any) -> Any:
 def _groups_of(parameters: Any) -> list[dict[str, Any]]:
     listed = list(parameters)
     return [dict(each) for each in listed] if isinstance(listed[0], dict) else [{"params": listed}]
-
-
-def _row_of(value: Any, start: int, count: int) -> torch.Tensor:
-    if isinstance(value, Shard):
-        return value.part
-    row: torch.Tensor = value.reshape(-1)[start : start + count]
-    return row
 
 
 def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ are put together by parameter, so a run may resume on any number of ranks, at an
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.errors import InvalidCheckpointError
+from pytorch_accelerated.extras.deepspeed.pieces import COUNTS, MAIN, SCALE
 from pytorch_accelerated.states import load_portable
 
-_MAIN = "main_weights"  # in float32, also of a model in 16 bits
-_COUNTS = ("global_steps", "global_samples", "skipped_steps")
-_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-_RANK = re.compile(r"(?:.*zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(model|optim)_states\.pt")
+# Others than "mp_rank_00" are of models that tensor parallelism has divided.
+_RANK = re.compile(r"(?:.*zero_pp_rank_(\d+)_)?mp_rank_00_(model|optim)_states\.pt")
 # What these files call besides plain values. Python 3.11 writes members of enumerations by "getattr".
 _REPLACED = (
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -71,7 +69,7 @@ class DeepSpeedCheckpoint:
         for name, shape in (self._model["frozen_param_shapes"] or {}).items():
             pieces = [each["frozen_param_fragments"][name] for each in self._models]
             saved[name] = torch.cat([piece.flatten() for piece in pieces])[: shape.numel()].view(shape)
-        return saved | {name: entry[_MAIN] for name, entry in self._entries.items()}
+        return saved | {name: entry[MAIN] for name, entry in self._entries.items()}
 
     def schedule(self) -> Any:
         """The state of a schedule that DeepSpeed stepped, if it did."""
@@ -83,20 +81,17 @@ class DeepSpeedCheckpoint:
             return dict(self._model["optimizer"])
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         inner = self._states[0].get("base_optimizer_state") or self._states[0]["optimizer_state_dict"]
-        saved, numbers = iter(inner["param_groups"]), itertools.count()
+        saved, groups = iter(inner["param_groups"]), optimizer.state_dict()["param_groups"]
         state: dict[int, Any] = {}
-        groups = []
-        for group in optimizer.param_groups:
-            settings: dict[str, Any] = next(saved, {}) if group["params"] else {}
-            used = {number: each for each, number in zip(group["params"], numbers, strict=False)}
-            groups.append({**group, **settings, "params": list(used)})
-            for number, each in used.items():
+        for group, own in zip(groups, optimizer.param_groups, strict=True):
+            group.update({**next(saved, {}), "params": group["params"]} if group["params"] else {})
+            for number, each in zip(group["params"], own["params"], strict=True):
                 entry = dict(self._entries.get(names[id(each)], {}))
                 if each.dtype.itemsize != 2:
-                    entry.pop(_MAIN, None)  # the weights themselves
+                    entry.pop(MAIN, None)  # the weights themselves
                 state[number] = entry
-        counts = {name: self._model[name] for name in _COUNTS}
-        scale = {name: value for name, value in vars(self._states[0]["loss_scaler"]).items() if name in _SCALE}
+        counts = {name: self._model[name] for name in COUNTS if name in self._model}
+        scale = {name: value for name, value in vars(self._states[0]["loss_scaler"]).items() if name in SCALE}
         return {"state": state, "param_groups": groups, "engine": {**counts, **scale}}
 
     @property
@@ -106,13 +101,9 @@ class DeepSpeedCheckpoint:
     def _files(self) -> Iterator[tuple[str, int, Path]]:
         """The files of all ranks, with their kind and rank."""
         step = (self._folder / "latest").read_text(encoding="utf-8").strip()
-        if Path(step).name != step:
-            raise ValueError(f"'latest' names {step!r}, which is elsewhere")
         for path in (self._folder / step).iterdir():
             if match := _RANK.fullmatch(path.name):
-                if int(match[2]):
-                    raise ValueError(f"{path.name} is of a model that tensor parallelism has divided")
-                yield match[3], int(match[1] or 0), path
+                yield match[2], int(match[1] or 0), path
 
     def _pieces(self) -> dict[str, dict[str, Any]]:
         """By parameter and entry, what the ranks have, in order; a number that all have is itself."""
@@ -130,7 +121,7 @@ class DeepSpeedCheckpoint:
         """Each parameter of a rank, with the place of its numbers in flat tensors."""
         if "fp32_flat_groups" in state:  # stage 3
             entries = state["optimizer_state_dict"]["state"]
-            parts = [{_MAIN: flat, **entries.get(i, {})} for i, flat in enumerate(state["fp32_flat_groups"])]
+            parts = [{MAIN: flat, **entries.get(i, {})} for i, flat in enumerate(state["fp32_flat_groups"])]
             flats = {key: _joined([part[key] for part in parts]) for key in parts[0]}
             start = 0
             for name, shape in self._shapes.items():
@@ -140,7 +131,7 @@ class DeepSpeedCheckpoint:
             return
         entries = state["base_optimizer_state"]["state"]
         for group, rows in enumerate(state["param_slice_mappings"]):
-            flats = {_MAIN: state["single_partition_of_fp32_groups"][group], **entries.get(group, {})}
+            flats = {MAIN: state["single_partition_of_fp32_groups"][group], **entries.get(group, {})}
             for name, row in rows.items():
                 yield name, row.start, row.numel, flats
 

@@ -16,6 +16,11 @@ import torch.distributed as dist
 
 from pytorch_accelerated.ranks import Shard
 
+MAIN = "main_weights"  # the entry of an optimizer's state for float32 weights, where the model's are in 16 bits
+# What an engine, and what keeps its loss scale, know besides.
+COUNTS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
 
 @dataclass(frozen=True)
 class Piece(Shard):
@@ -53,14 +58,12 @@ class Row:
 
     Attributes:
         parameter: of the model.
-        shape: of the whole parameter.
         start: the number of the part's first element in the parameter.
         offset: the number of that element in the tensor that the optimizer updates.
         count: of elements; this rank may have none.
     """
 
     parameter: Any
-    shape: torch.Size
     start: int
     offset: int
     count: int
@@ -68,6 +71,15 @@ class Row:
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """The part of a tensor like the one that the optimizer updates. Not a copy."""
         return flat.view(-1)[self.offset : self.offset + self.count]
+
+    def part_of(self, value: torch.Tensor | Shard) -> torch.Tensor:
+        """The part of a tensor like the whole parameter, or of this rank's piece of it. Not a copy of the latter."""
+        return value.part if isinstance(value, Shard) else value.reshape(-1)[self.start : self.start + self.count]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole parameter."""
+        return getattr(self.parameter, "ds_shape", self.parameter.shape)  # type: ignore[no-any-return]
 
     @property
     def is_whole(self) -> bool:
@@ -108,12 +120,10 @@ def layout_of(engine: Any, groups: list[list[Any]]) -> Layout:
         if any(hasattr(each, "_hp_mapping") for each in own):  # stages 1 and 2
             layout.append((flats[0], [_row_of_mapping(each) for each in own]))
         elif len(flats) == len(own):
-            layout += [
-                (flat, [Row(each, each.shape, 0, 0, each.numel())]) for each, flat in zip(own, flats, strict=True)
-            ]
+            layout += [(flat, [Row(each, 0, 0, each.numel())]) for each, flat in zip(own, flats, strict=True)]
         else:  # float16 with DeepSpeed's own Adam
             offsets = itertools.accumulate((each.numel() for each in own), initial=0)
-            rows = [Row(each, each.shape, 0, at, each.numel()) for each, at in zip(own, offsets, strict=False)]
+            rows = [Row(each, 0, at, each.numel()) for each, at in zip(own, offsets, strict=False)]
             layout.append((flats[0], rows))
     return layout
 
@@ -121,9 +131,9 @@ def layout_of(engine: Any, groups: list[list[Any]]) -> Layout:
 def _row_of_mapping(parameter: Any) -> Row:
     mapping = parameter._hp_mapping
     if mapping is None:  # other ranks have all of it
-        return Row(parameter, parameter.shape, 0, 0, 0)
+        return Row(parameter, 0, 0, 0)
     place = mapping.hp_fragment_address
-    return Row(parameter, parameter.shape, mapping.lp_fragment_address.start, place.start, place.numel)
+    return Row(parameter, mapping.lp_fragment_address.start, place.start, place.numel)
 
 
 def _rows_of_stage_3(parameters: list[Any]) -> Iterator[Row]:
@@ -136,7 +146,7 @@ def _rows_of_stage_3(parameters: list[Any]) -> Iterator[Row]:
 
 def _row_of_stage_3(parameter: Any, offset: int, size: int) -> Row:
     start = min(dist.get_rank() * size, parameter.ds_numel)
-    return Row(parameter, parameter.ds_shape, start, offset, min(size, parameter.ds_numel - start))
+    return Row(parameter, start, offset, min(size, parameter.ds_numel - start))
 
 
 def norm_of(engine: Any, scale: float) -> torch.Tensor | None:
