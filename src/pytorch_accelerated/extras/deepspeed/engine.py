@@ -179,7 +179,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         self.is_cut = outer is not self.inner
         self._layout: pieces.Layout = pieces.layout_of(self.engine, [group["params"] for group in self._used()])
         self._rows = {id(row.parameter): row for _, rows in self._layout for row in rows}
-        self._is_replica = torch.distributed.get_rank() > 0 and all(row.is_whole for row in self._rows.values())
+        has_all = all(row.count == row.shape.numel() for row in self._rows.values())
+        self._is_replica = has_all and torch.distributed.get_rank() > 0
         self._must_take_weights = False
         self.norm: torch.Tensor | None = None
         if state is not None:

@@ -81,11 +81,6 @@ class Row:
         """Of the whole parameter."""
         return getattr(self.parameter, "ds_shape", self.parameter.shape)  # type: ignore[no-any-return]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the part is all of the parameter."""
-        return self.count == self.shape.numel()
-
     def piece(self, flat: torch.Tensor, *, is_replica: bool = False) -> Piece:
         """`of`, with its place."""
         return Piece(self.shape, [(self.start, self.start + self.count)], self.of(flat), is_replica)
