@@ -130,6 +130,7 @@ class Trainer(TrainerHooks):
         collate_fn: Callable[..., Any] | None = None,
         resume_from: str | Path | None = None,
         *,
+        must_resume: bool = False,
         gradient_clip_norm: float | Mapping[str, float | None] | Sequence[float | None] | None = None,
         max_duration: float | str | None = None,
         eval_per_device_batch_size: int | None = None,
@@ -174,6 +175,7 @@ class Trainer(TrainerHooks):
                 folder, the newest complete state is used; a folder without any starts a new run, a state that does not
                 exist (``.../final``) is an error. A URL such as ``"s3://bucket/run"`` works as well: one rank of each
                 machine downloads the state, unless the local folder of `SaveTrainingStateCallback` has a newer one.
+            must_resume: True: a folder without any training state is an error, too, instead of a new run.
             gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
                 for each of several optimizers, by name or in order.
             max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the
@@ -257,7 +259,7 @@ class Trainer(TrainerHooks):
             }
             context.asked.last_training = settings, {**arguments, "eval_dataloader_kwargs": eval_dataloader_kwargs}
             training = context.control.training = self._create_training(context)
-            state = context.control.states.find(resume_from)
+            state = context.control.states.find(resume_from, must_exist=must_resume)
             preparing.prepare_training(
                 context, train_dataloader_kwargs, eval_dataloader_kwargs, state, resets_history=reset_run_history
             )

@@ -80,3 +80,37 @@ def test_a_disk_that_cannot_hold_what_will_be_saved_is_an_error(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))  # the disk, not our code
     with pytest.raises(CheckpointError, match="two training states of.*only 20.0 kB are free"):
         trainer.preflight(regression_data(20), 2)
+
+
+class Twice(torch.utils.data.Dataset[Any]):
+    """Rows that a worker reads, and that two sets have: those of the second begin at 6."""
+
+    def __init__(self, start: int, *, draws: bool = False) -> None:
+        self.start, self.draws = start, draws
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        row = torch.full((3,), float(self.start + index), dtype=torch.float64)
+        return row + torch.rand(1) if self.draws else row, row[:2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_training_and_evaluation_share_are_named(workers: int) -> None:
+    data = torch.utils.data.TensorDataset(*regression_data(30))
+    subsets = torch.utils.data.Subset(data, range(20)), torch.utils.data.Subset(data, [25, 3, 28, 19])
+    pairs: list[Any] = [(subsets, (1, 3), (20, 4)), ((Twice(0), Twice(6)), (0, 1, 2, 3), (10, 10))]
+    pairs += [
+        ((Twice(0), Twice(10)), (), (10, 10)),
+        ((Twice(0, draws=True), Twice(6, draws=True)), (0, 1, 2, 3), (10, 10)),
+    ]
+    for (train, evaluation), rows, compared in pairs:
+        trainer = make_trainer()
+        before = torch.get_rng_state()
+        report = trainer.preflight(train, 1, evaluation, train_dataloader_kwargs={"num_workers": workers})
+        assert torch.equal(before, torch.get_rng_state())
+        assert report.shared == (rows, compared)
+        words = f"{len(rows)} of {compared[1]} evaluation rows are among {compared[0]} training rows"
+        assert words in str(report)
+    assert make_trainer().preflight(data, 1).shared is None

@@ -15,6 +15,7 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, CheckpointError, ConfigurationError
+from pytorch_accelerated.extras import optimizers as of_extras
 from pytorch_accelerated.extras.optimizers import param_groups
 from pytorch_accelerated.schedulers import one_cycle
 
@@ -502,3 +503,82 @@ def test_one_with_modes_among_several_optimizers_is_switched() -> None:
     optimizers = [free(model[0]), torch.optim.AdamW(model[2].parameters())]
     Trainer(model, nn.MSELoss(), optimizers, callbacks=()).train(ROWS, 2, ROWS)
     assert not optimizers[0].param_groups[0]["train_mode"]
+
+
+class Attentive(nn.Module):
+    """An embedding, an encoder and a head, which may share the matrix of the embedding."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2))
+        self.lm_head = nn.Linear(4, 10, bias=not tied)
+        if tied:
+            self.lm_head.weight = self.tokens.weight
+
+
+class Unordered(nn.Module):
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+        setattr(self, last, nn.Linear(4, 1))
+
+
+def names_of(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]) -> list[list[str]]:
+    names = {id(each): name for name, each in model.named_parameters()}
+    return [[names[id(each)] for group in one.param_groups for each in group["params"]] for one in optimizers.values()]
+
+
+CONVOLUTION = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 2))
+DEEP = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), nn.Linear(4, 4), nn.Linear(4, 2))
+_OF_ATTENTION = ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
+IN_BLOCKS = [f"blocks.{number}.{name}" for number in range(2) for name in _OF_ATTENTION]
+
+
+@pytest.mark.parametrize(
+    ("model", "patterns", "hidden"),
+    [
+        (DEEP, None, ["0.1.weight", "1.weight"]),
+        (CONVOLUTION, None, ["2.weight"]),
+        (Attentive(), None, IN_BLOCKS),
+        (Attentive(tied=True), None, IN_BLOCKS),
+        (Unordered("head"), ["^first", "head"], ["second.weight"]),
+        (Unordered("last"), ["^first", "^last"], ["second.weight"]),
+    ],
+)
+def test_muon_gets_the_hidden_matrices_and_adamw_the_rest(
+    model: nn.Module, patterns: Any, hidden: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_muon, of_adamw = names_of(model, of_extras.muon_and_adamw(model, lr=1e-3, adamw=patterns))
+    assert of_muon == hidden
+    assert sorted(of_muon + of_adamw) == sorted(name for name, _ in model.named_parameters())
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["Muon", "AdamW"]
+    assert said[0].count("weight") == len({name.replace("blocks.1", "blocks.0") for name in hidden})
+
+
+def test_what_is_unclear_about_layers_is_asked() -> None:
+    for model, words in ((Unordered("last"), "is its head"), (Unordered("head"), "is its input layer")):
+        with pytest.raises(ConfigurationError, match=rf"Which part of the Unordered {words}\?.*adamw=\["):
+            of_extras.muon_and_adamw(model, lr=1e-3)
+    for patterns, words in ((["frist"], "is found in no name"), (["."], "nothing is left")):
+        with pytest.raises(ConfigurationError, match=words):
+            of_extras.muon_and_adamw(DEEP, lr=1e-3, adamw=patterns)
+
+
+def test_updates_of_muon_and_adamw_are_those_of_both_by_hand() -> None:
+    models = [copy.deepcopy(DEEP).double() for _ in range(2)]
+    trainer = Trainer(models[0], nn.MSELoss(), of_extras.muon_and_adamw(models[0], lr=0.01), callbacks=(), seed=1)
+    trainer.train(ROWS, 2, per_device_batch_size=8, train_dataloader_kwargs={"shuffle": False})
+    parameters = dict(models[1].named_parameters())
+    hidden = [parameters.pop(name) for name in ("0.1.weight", "1.weight")]
+    by_hand: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(hidden, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(parameters.values(), lr=0.01, weight_decay=0.1),
+    ]
+    for _, start in itertools.product(range(2), range(0, 24, 8)):
+        nn.functional.mse_loss(models[1](INPUTS[start : start + 8]), TARGETS[start : start + 8]).backward()
+        for optimizer in by_hand:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

@@ -14,7 +14,7 @@ from torchmetrics import MeanSquaredError
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import MetricsCallback, SaveTrainingStateCallback
-from pytorch_accelerated.errors import InvalidCheckpointError, MissingCheckpointError
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError, MissingCheckpointError
 from tests.huggingface.runs import OwnParts, make_trainer
 from tests.support import held
 from tests.support.processes import Output, run_forked, run_on_ranks
@@ -142,6 +142,10 @@ def test_a_path_that_names_a_state_which_is_not_there_is_an_error_and_not_a_fres
     assert trainer.run_state.updates == 0
     trainer.train(regression_data(4), 1, resume_from=tmp_path / "typo")
     assert capsys.readouterr().out == f"No training state in {tmp_path / 'typo'}: starting afresh\n"
+    with pytest.raises(InvalidCheckpointError, match="There is no training state in .*typo"):
+        trainer.train(regression_data(8), 1, resume_from=tmp_path / "typo", must_resume=True)
+    with pytest.raises(ConfigurationError, match="no `resume_from`"):
+        trainer.train(regression_data(8), 1, must_resume=True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pytorch_accelerated.callbacks.evaluation import (
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
 )
+from pytorch_accelerated.callbacks.functions import FunctionCallback, on
 from pytorch_accelerated.callbacks.loggers import CSVLoggerCallback, JSONLoggerCallback
 from pytorch_accelerated.callbacks.measuring import LearningRateMonitorCallback, ProfilerCallback, RecordMeansCallback
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
@@ -81,6 +82,7 @@ __all__ = [
     "DuplicateCallbackError",
     "EarlyStoppingCallback",
     "EvaluateBesideCallback",
+    "FunctionCallback",
     "JSONLoggerCallback",
     "LearningRateMonitorCallback",
     "LimitBatchesCallback",
@@ -117,6 +119,7 @@ __all__ = [
     "kind_of_task",
     "predicts_next",
     "never_ends_a_run",
+    "on",
     "ray_checkpoint",
     "watched_metrics",
 ]

@@ -8,6 +8,7 @@ stream.
 `mixture` and `token_batches` are for users, who import their names from here.
 """
 
+from pytorch_accelerated.data.fingerprints import SharedRows, find_shared_rows
 from pytorch_accelerated.data.mixture import Mixture
 from pytorch_accelerated.data.ordering import LeftOut, own_generators_kept
 from pytorch_accelerated.data.planned_loader import PlannedLoader
@@ -20,7 +21,9 @@ __all__ = [
     "Mixture",
     "PlannedLoader",
     "RunPlan",
+    "SharedRows",
     "TokenBatches",
     "as_array_dataset",
+    "find_shared_rows",
     "own_generators_kept",
 ]

@@ -7,13 +7,14 @@ indices of a `Subset` and the contents of some rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import numbers
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,20 +70,85 @@ def hash_of_contents(loader: Any) -> str | None:
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    rows = _ChosenRows(loader.dataset)
-    if not length_of(loader.dataset):
-        return None
+    return _in_a_worker(loader, _ChosenRows(loader.dataset)) if length_of(loader.dataset) else None
+
+
+def _in_a_worker(loader: DataLoader[Any], rows: Dataset[Any]) -> Any:
+    """The only item of `rows`, from a temporary worker if the loader has workers; None if that fails."""
     if loader.num_workers == 0:
         return rows[0]
     probe = like_loader(loader, rows, num_workers=1, persistent_workers=False, sampler=[0])
     batches: Iterator[Any] | None = None
     try:
         batches = begin_pass(probe)
-        return next(batches)  # type: ignore[no-any-return]
+        return next(batches)
     except Exception:  # if workers can't start, the run itself will report it
         return None
     finally:
         end_pass(probe, batches)
+
+
+class SharedRows(NamedTuple):
+    """What a training set and an evaluation set have in common.
+
+    Attributes:
+        rows: of the evaluation set, those that are in the training set, too.
+        compared: how many rows of the training set, and of the evaluation set.
+    """
+
+    rows: tuple[int, ...]
+    compared: tuple[int, int]
+
+
+def find_shared_rows(train: Any, evaluation: Any, most: int = 1000) -> SharedRows | None:
+    """The rows that two loaders share; None if one of them is a stream.
+
+    Of two parts of one dataset all indices are compared; otherwise the contents of up to `most` rows of each, evenly
+    spaced: what a row is if it draws the same random numbers. Errors of a dataset are left to the run.
+    """
+    loaders = [train, evaluation]
+    if not all(isinstance(each, DataLoader) and length_of(each.dataset) for each in loaders):
+        return None
+    parts = [_base_and_indices(each.dataset) for each in loaders]
+    if parts[0][0] is parts[1][0]:
+        known, keys = (indices.tolist() for _, indices in parts)
+        counts, places = (len(known), len(keys)), list(range(len(keys)))
+    else:
+        spaced = [np.unique(np.linspace(0, len(each.dataset) - 1, most, dtype=np.int64)).tolist() for each in loaders]
+        digests = [
+            _in_a_worker(loader, _EachRow(loader.dataset, rows)) for loader, rows in zip(loaders, spaced, strict=True)
+        ]
+        if None in digests:
+            return None
+        (known, keys), places = digests, spaced[1]
+        counts = len(known), len(keys)
+    common = set(known)
+    return SharedRows(tuple(place for place, key in zip(places, keys, strict=True) if key in common), counts)
+
+
+def _base_and_indices(dataset: Any) -> tuple[Any, np.ndarray[Any, Any]]:
+    """The dataset below nested `Subset`s, and the indices there."""
+    indices = np.arange(len(dataset))
+    while isinstance(dataset, Subset):
+        indices = np.asarray(dataset.indices)[indices]
+        dataset = dataset.dataset
+    return dataset, indices
+
+
+class _EachRow(Dataset[Any]):
+    """One item: the hashes of the exact contents of rows, or None if one can't be fetched."""
+
+    def __init__(self, dataset: Any, rows: Sequence[int]) -> None:
+        self.dataset, self.rows = dataset, rows
+
+    def __getitem__(self, _: int) -> list[bytes] | None:
+        try:
+            return [with_seed(_KEY, functools.partial(self._hash, row)) for row in self.rows]
+        except Exception:
+            return None
+
+    def _hash(self, row: int) -> bytes:
+        return hashlib.sha256(b";".join(_words_of(self.dataset[row], exact=True))).digest()
 
 
 class _ChosenRows(Dataset[Any]):
@@ -133,8 +199,11 @@ def _differ(before: str | None, now: str | None) -> bool:
     return before.partition("-")[0] == now.partition("-")[0]
 
 
-def _words_of(row: Any) -> Iterator[bytes]:
-    """The contents of a row, as bytes that are the same in every process; only the class of an opaque object."""
+def _words_of(row: Any, *, exact: bool = False) -> Iterator[bytes]:
+    """The contents of a row, as bytes that are the same in every process; only the class of an opaque object.
+
+    Floats are rounded, unless it must be `exact`.
+    """
     for path, leaf in leaves_by_path(row).items():
         yield f"{path} {type(leaf).__name__}:".encode()
         if isinstance(leaf, bytes):
@@ -148,9 +217,9 @@ def _words_of(row: Any) -> Iterator[bytes]:
         elif isinstance(leaf, (numbers.Number, torch.Tensor)) or _ARRAY_NAMES & set(dir(leaf)):
             array = _as_array(leaf)
             yield repr(array.shape).encode()
-            if array.dtype.kind in "fc":
+            if array.dtype.kind in "fc" and not exact:
                 yield _shown_floats(array)
-            elif array.dtype.kind in "biuSU":
+            elif array.dtype.kind in "biuSUfc":
                 yield np.ascontiguousarray(array).tobytes()
 
 

@@ -1,17 +1,23 @@
-"""Groups of a model's parameters for an optimizer, by patterns."""
+"""Groups of a model's parameters for an optimizer, and which of two optimizers gets them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.ranks import Optimizers, listed
+from pytorch_accelerated.record import text
 
-__all__ = ["Optimizers", "param_groups"]
+__all__ = ["Optimizers", "muon_and_adamw", "param_groups"]
+
+# How torchvision, transformers and people call the part that is exchanged.
+_HEADS = {"fc", "head", "heads", "classifier", "score", "qa_outputs", "lm_head", "output_layer", "final_layer"}
 
 
 def param_groups(
@@ -71,6 +77,103 @@ def param_groups(
             title += ", no decay"
         groups.setdefault(title, {"name": title, "params": [], **group})["params"].append(parameter)
     return list(groups.values())
+
+
+def muon_and_adamw(
+    model: nn.Module, *, lr: float, weight_decay: float = 0.1, adamw: Sequence[str] | None = None
+) -> dict[str, torch.optim.Optimizer]:
+    """Muon for the hidden matrices of a model and AdamW for the rest, as `Trainer(optimizer=...)` takes them.
+
+    ::
+
+        trainer = Trainer(model, loss_func, optimizer=muon_and_adamw(model, lr=1e-3))
+
+    The rule is Jordan's (2024, kellerjordan.github.io/posts/muon): scalars and vectors, embeddings, and the input and
+    output layers belong to AdamW. So do parameters of three and more dimensions, such as those of convolutions, which
+    torch's Muon does not take. The step of Muon is scaled to the size of AdamW's (Liu et al., 2025, arXiv 2502.16982),
+    so that both have one learning rate and weight decay. Which parameters go where is printed, by the first process.
+
+    Args:
+        model: whose parameters with `requires_grad` are trained.
+        lr: of both.
+        weight_decay: of both.
+        adamw: regular expressions for names of further parameters for AdamW: those of the input and output layers.
+            Default: the input layer are the embeddings, a convolution that comes first, or the first layer of an
+            `nn.Sequential`; the head is what `fine_tune` takes for it.
+
+    Returns:
+        The optimizers by the names "muon" and "adamw".
+
+    Raises:
+        ConfigurationError: if input or output layer are unclear, if an expression is found in no name, or if nothing is
+            left for one of the optimizers.
+    """
+    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    embeddings = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
+    embedded = {id(parameter) for each in embeddings for parameter in each.parameters()}
+    patterns = list(adamw) if adamw is not None else [f"^{re.escape(head_of(model, 'adamw=[{!r}]'))}([.]|$)"]
+    layers = [name for name, each in parameters.items() if each.ndim > 1]
+    if adamw is None and not embedded and layers and parameters[layers[0]].ndim == 2:
+        patterns.append(f"^{re.escape(_first_in_order(model, layers[0]))}$")
+    unused = [each for each in adamw or () if not any(re.search(each, name) for name in parameters)]
+    hidden = [
+        name
+        for name, each in parameters.items()
+        if each.ndim == 2 and id(each) not in embedded and not any(re.search(pattern, name) for pattern in patterns)
+    ]
+    rest = [name for name in parameters if name not in hidden]
+    if unused or not hidden or not rest:
+        why = f"{listed(unused)} in `adamw` is found in no name" if unused else "nothing is left for one of the two"
+        raise ConfigurationError(f"{why}. The trained parameters are {listed(list(parameters))}.")
+    if int(os.environ.get("RANK", 0)) == 0:
+        for title, names in (("Muon", hidden), ("AdamW", rest)):
+            count = sum(parameters[name].numel() for name in names)
+            kinds = dict.fromkeys(re.sub(r"(^|[.])\d+(?=[.])", r"\1*", name) for name in names)  # one for all layers
+            text.show(text.folded(f"{title} trains {count:,} parameters: {', '.join(kinds)}"))
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    muon = torch.optim.Muon([parameters[name] for name in hidden], adjust_lr_fn="match_rms_adamw", **settings)
+    return {"muon": muon, "adamw": torch.optim.AdamW([parameters[name] for name in rest], **settings)}
+
+
+def _first_in_order(model: nn.Module, name: str) -> str:
+    """The name of the first matrix, if its place in the model says that it comes first."""
+    steps = name.split(".")[:-2]
+    parents = [model.get_submodule(".".join(steps[:end])) for end in range(len(steps) + 1)]
+    if not all(isinstance(each, nn.Sequential) for each in parents):
+        raise ConfigurationError(
+            f"Which part of the {type(model).__name__} is its input layer? It has no embedding, and does not say in "
+            "which order its layers are called. Say it, and the head, by patterns for names of parameters, such as "
+            f"adamw=[{'^' + re.escape(name) + '$'!r}, 'head']."
+        )
+    return name
+
+
+def head_of(model: nn.Module, say: str = "head={!r}") -> str:
+    """The name of the module that is the head, where the model says so.
+
+    Args:
+        model: the model.
+        say: for the error, how to say it.
+
+    Raises:
+        ConfigurationError: if it is unclear.
+    """
+    children = {name: child for name, child in model.named_children() if next(child.parameters(), None) is not None}
+    declared = getattr(model, "get_classifier", None)
+    if callable(declared):
+        head = declared()
+        found: list[str] = [name for name, module in model.named_modules() if module is head and name in children]
+    elif isinstance(model, nn.Sequential):
+        found = list(children)[-1:]
+    else:
+        found = [name for name in children if name in _HEADS]
+    if len(found) != 1 or len(children) == 1:
+        raise ConfigurationError(
+            f"Which part of the {type(model).__name__} is its head? Its children with parameters are "
+            f"{', '.join(map(repr, children)) or '(none)'}. Say it by a pattern for names of parameters, such as "
+            f"{say.format(next(iter(model.named_parameters()))[0].rpartition('.')[0])}."
+        )
+    return found[0]
 
 
 def _depths(names: Sequence[str]) -> dict[str, int]:

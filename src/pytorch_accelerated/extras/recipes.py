@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, UnfreezeCallback
 from pytorch_accelerated.data import as_array_dataset
 from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.extras.optimizers import param_groups
+from pytorch_accelerated.extras.optimizers import head_of, param_groups
 from pytorch_accelerated.facts.trees import merged
 from pytorch_accelerated.ranks import listed
 from pytorch_accelerated.record.text import format_number, table_of_rows
@@ -25,9 +25,6 @@ from pytorch_accelerated.trainer import Trainer
 
 if TYPE_CHECKING:
     from pytorch_accelerated.tracking import RunHistory
-
-# How torchvision, transformers and people call the part that is exchanged.
-_HEADS = {"fc", "head", "heads", "classifier", "score", "qa_outputs", "lm_head", "output_layer", "final_layer"}
 
 
 class CrossValidation(NamedTuple):
@@ -182,7 +179,7 @@ def fine_tune(
         ConfigurationError: if nothing says which part of the model is the head.
     """
     if head is None:
-        head = f"^{re.escape(_head_of(model))}([.]|$)"
+        head = f"^{re.escape(head_of(model))}([.]|$)"
     groups = param_groups(model, lr=lr, no_decay=True, layer_decay=layer_decay)
     optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     stages = {1: head, freeze_epochs + 1: "."} if freeze_epochs else {1: "."}
@@ -194,23 +191,3 @@ def fine_tune(
     settings = {"create_scheduler_fn": one_cycle(), **train_arguments}
     trainer.train(train_dataset, freeze_epochs + num_epochs, eval_dataset, **settings)
     return trainer
-
-
-def _head_of(model: nn.Module) -> str:
-    """The name of the module that is the head, where the model says so."""
-    children = {name: child for name, child in model.named_children() if next(child.parameters(), None) is not None}
-    declared = getattr(model, "get_classifier", None)
-    if callable(declared):
-        head = declared()
-        found: list[str] = [name for name, module in model.named_modules() if module is head and name in children]
-    elif isinstance(model, nn.Sequential):
-        found = list(children)[-1:]
-    else:
-        found = [name for name in children if name in _HEADS]
-    if len(found) != 1 or len(children) == 1:
-        raise ConfigurationError(
-            f"Which part of the {type(model).__name__} is its new head? Its children with parameters are "
-            f"{', '.join(map(repr, children)) or '(none)'}. Say it by a pattern for names of parameters, such as "
-            f"head={next(iter(model.named_parameters()))[0].rpartition('.')[0]!r}."
-        )
-    return found[0]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
-from pytorch_accelerated.errors import CheckpointError, InvalidCheckpointError, explained_loading
+from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError, explained_loading
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.seeding import derived_seed
@@ -138,6 +138,8 @@ class States:
         """
         ranks = self.parts.ranks
         agree_on_resuming(source, ranks)
+        if source is None and must_exist:
+            raise ConfigurationError("`must_resume` got no `resume_from`, so there is nothing to resume.")
         if source is None:
             return None
         is_whole = is_replicated(self.parts.accelerator) and not has_shards(self.parts.model)

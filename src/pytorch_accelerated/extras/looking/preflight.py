@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.data import SharedRows, find_shared_rows
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
 from pytorch_accelerated.facts.trees import leaves_by_path, tensors_in
 from pytorch_accelerated.record import widest_float
-from pytorch_accelerated.record.text import aligned, format_bytes
+from pytorch_accelerated.record.text import aligned, format_bytes, format_numbers
 from pytorch_accelerated.states import save_run
 from pytorch_accelerated.states.disk import is_folder, resolved
 
@@ -115,6 +116,7 @@ class PreflightReport:
         rehearsed: the callbacks that took part.
         left_out: the callbacks that would have printed or written something.
         batch: what the first training batch of this rank looks like.
+        shared: the rows that training and evaluation share; None without an evaluation set, or for streams.
     """
 
     metric_names: tuple[str, ...]
@@ -124,6 +126,7 @@ class PreflightReport:
     rehearsed: tuple[str, ...]
     left_out: tuple[str, ...]
     batch: BatchFacts = BatchFacts(())
+    shared: SharedRows | None = None
 
     def __repr__(self) -> str:
         facts = {
@@ -132,6 +135,10 @@ class PreflightReport:
             "callbacks": ", ".join(self.rehearsed) or "none",
             "left out": ", ".join(self.left_out) or "none",
         }
+        if self.shared is not None:
+            number, (of_training, of_evaluation) = len(self.shared.rows), self.shared.compared
+            facts["shared rows"] = f"{number} of {of_evaluation} evaluation rows are among {of_training} training rows"
+            facts["shared rows"] += f": {format_numbers(self.shared.rows)}" if number else ""
         lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
         batch = textwrap.indent(str(self.batch), "    ")
         remark = (
@@ -164,6 +171,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
+            loaders = trainer.run_context.parts.loaders
+            shared = ranks.do_on_first(lambda: _shared(loaders.train, loaders.eval))
             save_run(trainer.run_context, scratch / "after", {})
             trainer.run_context.control.states.load(scratch / "after", restores_position=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
@@ -187,7 +196,12 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         rehearsed=tuple(type(each).__name__ for each in rehearsed),
         left_out=tuple(type(each).__name__ for each in callbacks if each not in rehearsed),
         batch=batch,
+        shared=shared,
     )
+
+
+def _shared(train: Any, evaluation: Any) -> SharedRows | None:
+    return None if evaluation is None else find_shared_rows(train.source, evaluation.source)
 
 
 class _StopsAfterOneUpdate(TrainerCallback):
