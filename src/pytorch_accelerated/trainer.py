@@ -605,6 +605,24 @@ class Trainer(TrainerHooks):
         room = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
         return room.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
 
+    def eject(self, path: str | Path, train_dataset: Any, **train_arguments: Any) -> Path:
+        """Write the run as one readable PyTorch script without this library, which ends with the same bits.
+
+        The script has a function `train`, to be called with the model, the loss function, the optimizer and the data
+        that this trainer would get. Must be called in a single process, before the trainer trains.
+
+        Args:
+            path: the new file.
+            train_dataset: the training data.
+            train_arguments: the other arguments of `train`.
+
+        Raises:
+            ConfigurationError: if the file exists, or for the first part of the run that can't be written so.
+        """
+        self._refuse_within_a_run("eject", "Call it before `train`.")
+        room = require("pytorch_accelerated.extras.ejecting.eject", needed_by="`eject`")
+        return room.eject(self, path, {**train_arguments, "train_dataset": train_dataset})  # type: ignore[no-any-return]
+
     def request_evaluation(self) -> None:
         """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
 

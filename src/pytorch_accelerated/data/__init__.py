@@ -8,6 +8,7 @@ stream.
 `mixture` and `token_batches` are for users, who import their names from here.
 """
 
+from pytorch_accelerated.data.counting import has_ignored
 from pytorch_accelerated.data.fingerprints import SharedRows, find_shared_rows
 from pytorch_accelerated.data.mixture import Mixture
 from pytorch_accelerated.data.ordering import LeftOut, own_generators_kept
@@ -25,5 +26,6 @@ __all__ = [
     "TokenBatches",
     "as_array_dataset",
     "find_shared_rows",
+    "has_ignored",
     "own_generators_kept",
 ]

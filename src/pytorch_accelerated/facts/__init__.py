@@ -4,10 +4,11 @@ from pytorch_accelerated.facts import trees
 from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import generator_states
-from pytorch_accelerated.facts.settings import LIMITS, check_positive_count
+from pytorch_accelerated.facts.settings import LIMITS, TrainSettings, check_positive_count
 
 __all__ = [
     "LIMITS",
+    "TrainSettings",
     "check_positive_count",
     "generator_states",
     "is_users_class",

@@ -1,4 +1,4 @@
-"""The commands ``diff``, ``replay`` and ``prove``, which train again what the script makes."""
+"""The commands ``diff``, ``replay`` and ``prove``, which train again what the script makes, and ``eject``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def add_to(topics: Any) -> None:
     command = add_command(topics, "prove", _prove, help)
     command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
     command.add_argument("--updates", type=int, default=20, metavar="N", help="how many updates; default: 20")
+    help = "write a run as one PyTorch script without this library, which ends with the same bits"
+    command = add_command(topics, "eject", _eject, help)
+    command.add_argument("file", type=Path, metavar="FILE", help="the new script")
+    command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
 
 
 def _diff(options: argparse.Namespace) -> Outcome:
@@ -49,6 +53,14 @@ def _prove(options: argparse.Namespace) -> Outcome:
     trainer, arguments = make_run(options.place, without=NOT_TAKEN)
     proof = trainer.prove(updates=options.updates, factory=options.place, **arguments)
     return _shown(proof, is_good=proof.is_exact)
+
+
+def _eject(options: argparse.Namespace) -> Outcome:
+    trainer, arguments = make_run(options.place)
+    path = trainer.eject(options.file, **arguments)
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    print_line(f"Wrote {path}: {lines} lines, whose function `train` ends with the bits of this run.")
+    return Outcome({"file": str(path), "lines": lines})
 
 
 def _shown(found: Any, *, is_good: bool = True) -> Outcome:
