@@ -32,7 +32,7 @@ print("accuracy of the other API:", trainer.evaluate()["eval_accuracy"])
     assert accuracies
     assert max(map(float, accuracies[1].split())) > 0.9
     assert {"best.pt", "report.html", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
-    assert "No training state in states: starting afresh" in output
+    assert "No training state in states: starting from scratch" in output
     assert "checkpoints: 8" in output
     other = re.search(r"other API: ([\d.]+)", output)
     assert other

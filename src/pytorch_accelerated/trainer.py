@@ -339,8 +339,8 @@ class Trainer(TrainerHooks):
             InvalidCheckpointError: if a state is damaged, or belongs to another model.
         """
         self._refuse_within_a_run("evaluate_states", "Call it in another process.")
-        room = require("pytorch_accelerated.extras.beside", needed_by="`evaluate_states`")
-        room.evaluate_states(self, Path(folder), follow=follow, **arguments)
+        module = require("pytorch_accelerated.extras.beside", needed_by="`evaluate_states`")
+        module.evaluate_states(self, Path(folder), follow=follow, **arguments)
 
     @knows_other_names
     def predict(
@@ -566,8 +566,8 @@ class Trainer(TrainerHooks):
             ConfigurationError: if no state is from before the update, or the run does not have so many updates.
         """
         self._refuse_within_a_run("replay", "Call it when the run is over.")
-        room = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
-        return room.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
+        return module.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
 
     def prove(
         self,
@@ -602,8 +602,8 @@ class Trainer(TrainerHooks):
             Any error that training would have raised.
         """
         self._refuse_within_a_run("prove", "Call it before `train`.")
-        room = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
-        return room.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
+        return module.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
 
     def eject(self, path: str | Path, train_dataset: Any, **train_arguments: Any) -> Path:
         """Write the run as one readable PyTorch script without this library, which ends with the same bits.
@@ -655,8 +655,8 @@ class Trainer(TrainerHooks):
         """
         self._refuse_within_a_run("preflight", "Call it before `train`.")
         arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        room = require("pytorch_accelerated.extras.looking.preflight", needed_by="`preflight`")
-        return room.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.looking.preflight", needed_by="`preflight`")
+        return module.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
 
     def summary(
         self,
@@ -690,8 +690,8 @@ class Trainer(TrainerHooks):
         self._refuse_within_a_run("summary", "Call it before `train`.")
         if processes is not None:
             check_positive_count("processes", processes)
-        room = require("pytorch_accelerated.extras.looking.summary", needed_by="`summary`")
-        return room.summarise(  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.looking.summary", needed_by="`summary`")
+        return module.summarise(  # type: ignore[no-any-return]
             self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
         )
 
@@ -735,9 +735,9 @@ class Trainer(TrainerHooks):
             Any error that the run would have raised.
         """
         self._refuse_within_a_run("show_batch", "Call it before `train`.")
-        room = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_batch`")
+        module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_batch`")
         arguments = {**train_arguments, "train_dataset": train_dataset, "num_epochs": num_epochs}
-        return room.show_batch(self, arguments, room.Wishes(kinds or {}, class_names, decode, samples))  # type: ignore[no-any-return]
+        return module.show_batch(self, arguments, module.Wishes(kinds or {}, class_names, decode, samples))  # type: ignore[no-any-return]
 
     def show_predictions(
         self,
@@ -760,9 +760,9 @@ class Trainer(TrainerHooks):
             evaluate_arguments: further arguments of `evaluate`.
         """
         self._refuse_within_a_run("show_predictions", "Call it when the run is over.")
-        room = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_predictions`")
-        wishes = room.Wishes(kinds or {}, class_names, decode, samples)
-        return room.show_predictions(self, dataset, evaluate_arguments, wishes)  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_predictions`")
+        wishes = module.Wishes(kinds or {}, class_names, decode, samples)
+        return module.show_predictions(self, dataset, evaluate_arguments, wishes)  # type: ignore[no-any-return]
 
     def rows_of(
         self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any
@@ -786,8 +786,8 @@ class Trainer(TrainerHooks):
             ConfigurationError: if the run has no such update, if its order depends on a seed that is not known, or if
                 the data is a stream.
         """
-        room = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`rows_of`")
-        plan = room.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
+        module = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`rows_of`")
+        plan = module.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
         return plan.rows_of(update)  # type: ignore[no-any-return]
 
     def updates_of(
@@ -800,8 +800,8 @@ class Trainer(TrainerHooks):
         Args:
             row: its index in the dataset.
         """
-        room = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`updates_of`")
-        plan = room.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
+        module = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`updates_of`")
+        plan = module.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
         return plan.updates_of(row)  # type: ignore[no-any-return]
 
     def find_lr(
@@ -834,8 +834,8 @@ class Trainer(TrainerHooks):
         """
         self._refuse_within_a_run("find_lr", "Call it before `train`.")
         rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
-        room = require("pytorch_accelerated.extras.looking.learning_rates", needed_by="`find_lr`")
-        return room.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.looking.learning_rates", needed_by="`find_lr`")
+        return module.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
 
     @Replaceable
     def current_run(self) -> Context:
@@ -877,8 +877,8 @@ class Trainer(TrainerHooks):
         if state.phase is RunPhase.TRAINING_EPOCH_CLOSED:
             if parts.loaders.eval is not None:
                 training.evaluate()
-            # If the epoch was cut short, the resumed run steps the scheduler, once the epoch is complete.
-            if control.states.cut is None:
+            # If the epoch ended early, the resumed run steps the scheduler, once the epoch is complete.
+            if control.states.early_end is None:
                 self._step_scheduler_after_epoch()
             training.close_part(RunPhase.EVALUATED)
         control.emitter.announce(self.training_run_epoch_end, "on_training_run_epoch_end")

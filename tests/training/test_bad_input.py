@@ -116,7 +116,7 @@ ARGUMENTS: list[Case] = [
     (train(eval_per_device_batch_size=-2), ConfigurationError, ["`eval_per_device_batch_size` is -2"]),
     (train(max_num_train_steps=2.0), ArgumentTypeError, ["`max_num_train_steps` is 2.0 (float)"]),
     (train(gradient_accumulation_steps=0), ConfigurationError, ["`gradient_accumulation_steps` is 0"]),
-    (train(gradient_clip_value=0), ConfigurationError, ["`gradient_clip_value` is 0", "remove the gradient", "None"]),
+    (train(gradient_clip_value=0), ConfigurationError, ["`gradient_clip_value` is 0", "must be above 0", "None"]),
     (train(gradient_clip_norm=math.nan), ConfigurationError, ["`gradient_clip_norm` is nan"]),
     (train(gradient_clip_norm="1"), ArgumentTypeError, ["`gradient_clip_norm` is '1' (str)", "a number"]),
     (train(gradient_clip_norm=1.0, gradient_clip_value=2.0), ConfigurationError, ["set only one of them"]),
@@ -284,6 +284,17 @@ def test_nothing_has_changed_then(arguments: dict[str, Any]) -> None:
         trainer.train(**{"train_dataset": DATA, "num_epochs": 1, **arguments})
     assert all(map(torch.equal, trainer.model.parameters(), before))
     trainer.train(DATA, 1)
+
+
+def test_an_override_that_prepares_nothing_is_refused() -> None:
+    class Forgetful(Trainer):
+        def _prepare_model_optimizer_and_dataloaders(self) -> None:
+            pass
+
+    trainer = make(base=Forgetful)
+    for call in (lambda: trainer.train(DATA, 1), lambda: trainer.evaluate(DATA)):
+        with pytest.raises(ConfigurationError, match=r"`Forgetful._prepare_.*` has prepared nothing.*`super\(\)`"):
+            call()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the device is not the CPU")

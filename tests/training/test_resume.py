@@ -141,7 +141,7 @@ def test_a_path_that_names_a_state_which_is_not_there_is_an_error_and_not_a_fres
             load()
     assert trainer.run_state.updates == 0
     trainer.train(regression_data(4), 1, resume_from=tmp_path / "typo")
-    assert capsys.readouterr().out == f"No training state in {tmp_path / 'typo'}: starting afresh\n"
+    assert capsys.readouterr().out == f"No training state in {tmp_path / 'typo'}: starting from scratch\n"
     with pytest.raises(InvalidCheckpointError, match="There is no training state in .*typo"):
         trainer.train(regression_data(8), 1, resume_from=tmp_path / "typo", must_resume=True)
     with pytest.raises(ConfigurationError, match="no `resume_from`"):

@@ -740,7 +740,7 @@ def test_a_process_that_ends_in_a_save_goes_on_from_the_newest_complete_state_ve
     cases = json.loads(output.stdout.splitlines()[-1])
     for name, case in cases.items():
         newest = max(case["left"], key=lambda state: int(re.split("[_-]", state)[1]), default=None)
-        said = f"No training state in {tmp_path / name}: starting afresh"
+        said = f"No training state in {tmp_path / name}: starting from scratch"
         if newest is not None:
             said = f"Resuming from {tmp_path / name / newest}: "
         assert case["lines"][0].startswith(said)

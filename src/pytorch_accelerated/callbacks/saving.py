@@ -176,8 +176,9 @@ class SaveBestModelCallback(MetricJudge):
             trainer.save_checkpoint(path, entries, save_optimizer=optimizer, save_scheduler=scheduler)
             return
         names = ["model", *["optimizer"] * optimizer, *["scheduler"] * scheduler]
+        saves = trainer.run_context.control.saves
         try:
-            trainer.run_context.control.saves.write_file(path, lambda: {**entries_of_state(state, names), **entries})
+            saves.write_portable(path, lambda: {**entries_of_state(state, names), **entries})
         except InvalidCheckpointError as error:
             raise _StateIsGone(error) from error
 

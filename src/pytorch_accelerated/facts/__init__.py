@@ -1,4 +1,4 @@
-"""What every room may know. For extras: optional packages, walks over nested data, checks of numbers."""
+"""What every other package here may use. For extras: optional packages, walks over nested data, checks of numbers."""
 
 from pytorch_accelerated.facts import trees
 from pytorch_accelerated.facts.names import is_users_class

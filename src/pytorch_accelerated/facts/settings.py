@@ -25,7 +25,7 @@ _CHOICES = {"step_scheduler": ("update", "epoch"), "nonfinite_policy": (None, "s
 class TrainSettings:
     """The arguments of one training run. `Trainer.train` describes them.
 
-    Integers are counts of at least 1, and plain floats are limits above 0.
+    Integers are counts of at least 1, and plain floats are above 0.
 
     Raises:
         ArgumentTypeError: if a value has the wrong type.
@@ -59,7 +59,7 @@ class TrainSettings:
                 check_positive_count(field.name, value)
                 object.__setattr__(self, field.name, int(value))
             elif field.type == "float | None" and value is not None:
-                _check_limit(field.name, value)
+                _check_is_above_0(field.name, value)
                 object.__setattr__(self, field.name, float(value))
         limits: Any = self.gradient_clip_norm
         name = "gradient_clip_norm"
@@ -67,11 +67,11 @@ class TrainSettings:
             named = limits if isinstance(limits, Mapping) else dict(enumerate(limits))
             given = {each: limit for each, limit in named.items() if limit is not None}
             for each, limit in given.items():
-                _check_limit(f"{name}[{each!r}]", limit)
+                _check_is_above_0(f"{name}[{each!r}]", limit)
             if not given:
                 object.__setattr__(self, name, None)
         elif limits is not None:
-            _check_limit(name, limits)
+            _check_is_above_0(name, limits)
             object.__setattr__(self, name, float(limits))
         if self.num_epochs is None and self.limit is None:
             raise ConfigurationError("`num_epochs` and `max_num_train_steps` are both None: set one or `max_samples`.")
@@ -145,15 +145,13 @@ def _checked_numbers(leave_out: Any) -> dict[str, list[int]]:
     return {kind: sorted({int(number) for number in numbers_of_kind}) for kind, numbers_of_kind in found.items()}
 
 
-def _check_limit(name: str, value: Any) -> None:
+def _check_is_above_0(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(
-            f"`{name}` is {value!r} ({type(value).__name__}): pass a number, or None for no clipping."
+            f"`{name}` is {value!r} ({type(value).__name__}): pass a number above 0, or None to do without."
         )
     if not 0 < float(value) < math.inf:
-        raise ConfigurationError(
-            f"`{name}` is {value}, which would remove the gradient: pass a number above 0, or None."
-        )
+        raise ConfigurationError(f"`{name}` is {value}, but must be above 0 and finite: pass such a number or None.")
 
 
 def check_parts(model: Any, loss_func: Any) -> None:

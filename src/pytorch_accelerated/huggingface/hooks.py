@@ -342,13 +342,13 @@ class TrainerHooks:
             return SequentialSampler(dataset)
         if self.args.train_sampling_strategy == SamplingStrategy.RANDOM:
             return RandomSampler(dataset)
-        room = require("pytorch_accelerated.extras.huggingface.lengths", needed_by="`train_sampling_strategy`")
-        lengths = room.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
+        module = require("pytorch_accelerated.extras.huggingface.lengths", needed_by="`train_sampling_strategy`")
+        lengths = module.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
         # Rows are sorted within a pool: an update, or so many that rows are of similar length, and that epochs differ.
         pool = self.get_total_train_batch_size(self.args)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
             pool = _BATCHES_PER_POOL * pool // self._engine.ranks.count
-        return room.LengthGroupedSampler(lengths, pool)  # type: ignore[no-any-return]
+        return module.LengthGroupedSampler(lengths, pool)  # type: ignore[no-any-return]
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """The order of the rows of an evaluation; None for that of the dataset."""

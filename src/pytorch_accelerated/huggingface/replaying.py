@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.extras.huggingface.trackers import Recorder
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
-from pytorch_accelerated.extras.proving.replay import Moment, Replay, nearest_state
+from pytorch_accelerated.extras.proving.replay import Replay, WatchedUpdate, nearest_state
 from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
@@ -27,7 +27,7 @@ def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, 
         with face.compute_loss_context_manager():
             return face.compute_loss(face.model, row)
 
-    moment = Moment(update, debug, loss_of=loss_of)
+    moment = WatchedUpdate(update, debug, loss_of=loss_of)
     with kept() as before:
         for part in (face, face.control, face.callback_handler, *face.callback_handler.callbacks):
             before.object(part)

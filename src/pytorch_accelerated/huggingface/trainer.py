@@ -165,8 +165,8 @@ class Trainer(TrainerHooks):
         self._train_batch_size = args.train_batch_size
         self.label_smoother = None
         if args.label_smoothing_factor:
-            room = require("pytorch_accelerated.extras.huggingface.smoothing", needed_by="`label_smoothing_factor`")
-            self.label_smoother = room.label_smoother(args.label_smoothing_factor, self.model)
+            module = require("pytorch_accelerated.extras.huggingface.smoothing", needed_by="`label_smoothing_factor`")
+            self.label_smoother = module.label_smoother(args.label_smoothing_factor, self.model)
         names = args.label_names
         if names is None:
             names = knowledge.find_label_names(self.model) or (["labels"] if loss_takes_labels(self) else [])
@@ -289,9 +289,9 @@ class Trainer(TrainerHooks):
         """
         if backend not in (None, "optuna"):
             raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
-        room = require("pytorch_accelerated.extras.huggingface.search", needed_by="`hyperparameter_search`")
+        module = require("pytorch_accelerated.extras.huggingface.search", needed_by="`hyperparameter_search`")
         folder = output_dir_of(self.args)
-        return room.search(self, folder, hp_space, compute_objective, n_trials, direction, hp_name, **kwargs)
+        return module.search(self, folder, hp_space, compute_objective, n_trials, direction, hp_name, **kwargs)
 
     def replay(self, checkpoints: str | Path, update: int, *, debug: bool = False) -> Any:
         """Go back to just before a step of a training that saved checkpoints, and look at it; see the native
@@ -307,8 +307,8 @@ class Trainer(TrainerHooks):
         Returns:
             A `Replay`; print it.
         """
-        room = require("pytorch_accelerated.huggingface.replaying", needed_by="`replay`")
-        return room.replay(self, self._engine, checkpoints, update, debug)
+        module = require("pytorch_accelerated.huggingface.replaying", needed_by="`replay`")
+        return module.replay(self, self._engine, checkpoints, update, debug)
 
     def rows_of(self, update: int) -> list[Any]:
         """The rows of the training set in a step of the last training; see the native `Trainer.rows_of`. Must be called

@@ -113,10 +113,10 @@ class Seq2SeqTrainer(Trainer):
         if labels_in(inputs, self.label_names) is not None:  # a decoder has no input without them
             loss, _, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         arguments = self._arguments_of_generate(gen_kwargs)
-        room = _generation()
-        padding = room.padding_token(self.model, self.processing_class, arguments)
+        module = _generation()
+        padding = module.padding_token(self.model, self.processing_class, arguments)
         with torch.no_grad():
-            tokens = room.generated_tokens(self.model, inputs, self.label_names, arguments, padding)
+            tokens = module.generated_tokens(self.model, inputs, self.label_names, arguments, padding)
         return loss, tokens, labels
 
     @property

@@ -243,8 +243,8 @@ def speed_metrics(
 
 def meter_memory(stage: str, *, is_nested: bool = False) -> Callable[[], dict[str, int]]:
     """A function for the bytes that this process has more than now, by name; `is_nested`, if within another stage."""
-    room = require("pytorch_accelerated.extras.huggingface.memory", needed_by="`skip_memory_metrics=False`")
-    return room.meter(stage, is_nested=is_nested)  # type: ignore[no-any-return]
+    module = require("pytorch_accelerated.extras.huggingface.memory", needed_by="`skip_memory_metrics=False`")
+    return module.meter(stage, is_nested=is_nested)  # type: ignore[no-any-return]
 
 
 def warn(message: str) -> None:

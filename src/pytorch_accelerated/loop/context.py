@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.run_config import TrainerRunConfig
 
 
-_LATER: Any = None  # until the constructor of the trainer, or a call that needs it, sets it
+_LATER: Any = None  # set by the constructor of the trainer, or by the call, before anything reads it
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
@@ -79,11 +79,11 @@ class Parts:
 
     accelerator: Accelerator = _LATER
     ranks: Ranks = _LATER
-    uneven: UnevenRanks = _LATER
+    uneven: UnevenRanks | None = None
     model: Any = None
     optimizer: Any = None
     scheduler: Any = None
-    prepared: PreparedModel = _LATER
+    prepared: PreparedModel | None = None
     mode: OptimizerMode = _LATER
     loaders: Loaders = _LATER
     history: RunHistory = _LATER
@@ -100,12 +100,12 @@ class Parts:
     def of_next_call(self) -> Parts:
         """A copy without what belonged to the call that is over."""
         parts = copy.copy(self)
-        parts.loaders, parts.prepared = copy.copy(self.loaders), _LATER  # the loaders of that call stay as they are
+        parts.loaders, parts.prepared = copy.copy(self.loaders), None  # the loaders of that call stay as they are
         return parts
 
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""
-        prepared, self.prepared = self.prepared, _LATER
+        prepared, self.prepared = self.prepared, None
         self.mode.eval()
         if prepared is not None:
             self.model, self.optimizer = prepared.release(self.model)
@@ -122,7 +122,7 @@ class Control:
         saves: the training states that the call has written.
         states: writes, reads and loads training states.
         evaluation_sets: the evaluation sets by name.
-        training: what the call trains with; None if it does not train.
+        training: the position in a training run; only `train` sets it.
     """
 
     is_at_work: bool = False
@@ -138,11 +138,12 @@ class Control:
 class Context:
     """A call of `train`, `evaluate` or `predict`. Each has one of its own, made from that of the call before.
 
-    Who needs one of the three takes that; whoever takes the whole context calls users' hooks, or makes the parts.
+    Take only the part that you need; take the whole context only to call users' hooks or to make the parts.
 
     Attributes:
         trainer: has the hooks.
-        holder: the trainer that users see, whose attributes may belong to the run, too; see `held_parts`.
+        holder: `trainer`, except for Hugging Face, where the engine runs the loop and users hold its face. Its
+            attributes may belong to the run, too; see `held_parts`.
         asked: what the call was asked to do.
         parts: what it works with.
         control: what it does besides computing.
@@ -171,7 +172,7 @@ class Context:
         return self.parts.state.epochs + 1 >= (self.asked.settings.num_epochs or 1)
 
     def copied(self, **parts: Any) -> Context:
-        """A copy with copies of the three, for work aside; `parts` are other ones than the trainer's."""
+        """A copy with copies of the three, for side work; `parts` replace the trainer's."""
         copied = copy.copy(self)
         copied.asked, copied.parts, copied.control = (
             copy.copy(self.asked),

@@ -89,7 +89,8 @@ class Pass:
         """The output of `hook` for the batch of a round; None on a rank without one."""
         # An idle rank runs the model on a batch that counts nowhere.
         if round_.has_empty_rank and self._is_sharded:
-            with self.context.parts.uneven.counting_nothing() if round_.is_idle else contextlib.nullcontext():
+            uneven = self.context.parts.uneven
+            with uneven.counting_nothing() if uneven and round_.is_idle else contextlib.nullcontext():
                 output = self._output_of(hook, round_)
             return None if round_.is_idle else output
         return self.take_part(round_, lambda: self._output_of(hook, round_))

@@ -86,21 +86,21 @@ def prepare_training(
         _make_eval_loaders(context, eval_batch_size, eval_dl_kwargs)
     else:
         _overfit(context, settings.overfit_batches, train_dl_kwargs)
-    trainer._prepare_model_optimizer_and_dataloaders()
-    settings = asked.settings  # it may have found out the number of updates
+    prepared = _prepare(context)
+    settings = asked.settings  # the Hugging Face engine has set the number of updates there
     if savers_among(parts.callbacks):
         # It fetches rows: now, not when a signal urgently asks for a state.
         data_facts(train=loaders.train, eval=loaders.eval)
         data_facts(**loaders.eval_by_name)
-    plan, is_known = asked.plan, settings.limit in (None, "max_num_train_steps")
+    plan, length_is_given = asked.plan, settings.limit in (None, "max_num_train_steps")
     parts.config = trainer._create_run_config(
         settings.per_device_batch_size,
-        settings.num_epochs if is_known or plan is None else None,
+        settings.num_epochs if length_is_given or plan is None else None,
         settings.gradient_accumulation_steps,
-        settings.max_num_train_steps if is_known or plan is None else plan.num_updates,
+        settings.max_num_train_steps if length_is_given or plan is None else plan.num_updates,
         settings.gradient_clip_value,
     )
-    control.training.make_step(steps_scheduler=_make_scheduler(context))
+    control.training.make_step(prepared, steps_scheduler=_make_scheduler(context, prepared))
     if state is not None:
         settings_asked = _settings_of(parts)
         control.states.resume(state)
@@ -118,8 +118,19 @@ def prepare_evaluation(context: Context, batch_size: int, dl_kwargs: Mapping[str
     parts.loaders.train = None
     parts.loaders.eval_kwargs = dict(dl_kwargs or {})
     _make_eval_loaders(context, batch_size, dl_kwargs)
-    context.trainer._prepare_model_optimizer_and_dataloaders()
+    _prepare(context)
     parts.config = context.trainer._create_run_config(batch_size, None, 1, None, None)
+
+
+def _prepare(context: Context) -> PreparedModel:
+    """Call the trainer's `_prepare_model_optimizer_and_dataloaders`, which a subclass may override."""
+    context.trainer._prepare_model_optimizer_and_dataloaders()
+    if context.parts.prepared is None:
+        raise ConfigurationError(
+            f"`{type(context.trainer).__name__}._prepare_model_optimizer_and_dataloaders` has prepared nothing: the "
+            "loop needs the model, the optimizer and the loaders that `super()` prepares. Call it there."
+        )
+    return context.parts.prepared
 
 
 def prepare_model(context: Context, *, for_training: bool) -> None:
@@ -148,8 +159,8 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
 def _kind_of_prepared(context: Context) -> Callable[..., PreparedModel]:
     if context.parts.accelerator.distributed_type.value != "DEEPSPEED":
         return PreparedModel
-    room = require("pytorch_accelerated.extras.deepspeed.engine", needed_by="DeepSpeed")
-    return functools.partial(room.DeepSpeedModel, context=context)
+    module = require("pytorch_accelerated.extras.deepspeed.engine", needed_by="DeepSpeed")
+    return functools.partial(module.DeepSpeedModel, context=context)
 
 
 def prepare_loaders(context: Context) -> None:
@@ -306,14 +317,14 @@ def _overfit(context: Context, num_batches: int, train_dl_kwargs: Mapping[str, A
     )
 
 
-def _make_scheduler(context: Context) -> bool:
+def _make_scheduler(context: Context, prepared: PreparedModel) -> bool:
     """Create the scheduler. Returns whether it steps after each update."""
     parts = context.parts
     trainer, settings = context.trainer, context.asked.settings
     has_own_step = overrides(trainer, "scheduler_step")
     parts.scheduler = trainer.create_scheduler()
-    if parts.scheduler is None and parts.prepared is not None:
-        parts.scheduler = parts.prepared.make_schedule()
+    if parts.scheduler is None:
+        parts.scheduler = prepared.make_schedule()
     check_scheduler(parts.scheduler, is_expected=trainer.create_scheduler_fn is not None, has_own_step=has_own_step)
     if isinstance(parts.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         watched = WatchedMetric(settings.scheduler_metric, parts.scheduler.mode == "max")
@@ -324,7 +335,7 @@ def _make_scheduler(context: Context) -> bool:
 
 
 def _settings_of(parts: Parts) -> list[dict[str, Any]]:
-    """Those of the optimizer and its schedule."""
+    """The settings of the optimizer and its schedule."""
     has_schedule = parts.scheduler is not None
     return optimizer_settings(parts.optimizer, has_schedule=has_schedule) + schedule_settings(parts.scheduler)
 

@@ -113,12 +113,12 @@ class States:
         context: what the call works with.
 
     Attributes:
-        cut: the moment before the end of the current epoch, if that has ended before its data. The events of its end
-            were emitted, but a run that resumes continues the epoch.
+        early_end: the moment before the end of the current epoch, if that has ended before its data. The events of its
+            end were emitted, but a run that resumes continues the epoch.
     """
 
     def __init__(self, context: Context) -> None:
-        self.cut: Moment | None = None
+        self.early_end: Moment | None = None
         self.context, self.asked, self.parts, self.control = context, context.asked, context.parts, context.control
         self._read: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self._facts: dict[str, Any] = {}
@@ -157,7 +157,7 @@ class States:
         if state is None and must_exist:
             raise InvalidCheckpointError(f"There is no training state in {source}. Check the path.")
         if state is None:
-            self.context.print(f"No training state in {source}: starting afresh")
+            self.context.print(f"No training state in {source}: starting from scratch")
         return state
 
     def _remember(self, folder: Path) -> None:
@@ -245,7 +245,7 @@ class States:
             parts.reports.complete_records()
             if background:
                 saves.in_background = folder
-            save_run(self.context, folder, extra, saves.writer if background else None, moment=self.cut)
+            save_run(self.context, folder, extra, saves.writer if background else None, moment=self.early_end)
 
     def write_file(
         self, path: str | Path, model: Any, optimizer: Any, scheduler: Any, extra: Mapping[str, Any], *, per_node: bool
@@ -258,7 +258,7 @@ class States:
                 entries["optimizer_state_dict"] = whole(optimizer.state_dict())
             if scheduler is not None:
                 entries["scheduler_state_dict"] = scheduler.state_dict()
-            self.control.saves.write_file(path, lambda: {**entries, **extra}, per_node=per_node)
+            self.control.saves.write_portable(path, lambda: {**entries, **extra}, per_node=per_node)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,7 +329,7 @@ class Saves:
         finally:
             self.is_saving = is_part
 
-    def write_file(self, path: str | Path, entries: Callable[[], dict[str, Any]], *, per_node: bool = True) -> None:
+    def write_portable(self, path: str | Path, entries: Callable[[], dict[str, Any]], *, per_node: bool = True) -> None:
         """Write a portable file of `entries`, which are made on the ranks that write. Must be called by all ranks."""
         writes = self._ranks.is_first_of_node if per_node else self._ranks.is_first
         with self.saving(path):

@@ -42,8 +42,11 @@ class Step:
         micro_batch: the current batch.
         backward_began: when its backward pass began, by `time.perf_counter`; None in passes of the user's own.
         limit: the limit of the gradient's norm; None: there is none, or what is called to apply the update clips.
-        calls: what applies an update, in order, by whether fp16 is known to skip it.
+        calls: what applies an update, in order: ``calls[True]`` if fp16 skips it, else ``calls[False]``.
     """
+
+    #: Whether `complete_gradients` has something to do in every update. A subclass that changes gradients sets it.
+    _always_completes_gradients = False
 
     def __init__(
         self, context: Context, own: Mapping[str, Callable[..., Any]] | None = None, *, steps_scheduler: bool = False
@@ -56,10 +59,12 @@ class Step:
         self.late_counts = LateCounts(context.parts.ranks)
         self._checks_size = True
         self.limit: Any = context.asked.settings.gradient_clip_norm
+        # The trainer's own `_perform_forward_and_backward_passes` only calls `compute`: without an override, so do we.
         self._compute: Callable[[Any, int], None] = own.get("_perform_forward_and_backward_passes", self.compute)
         self._record: Callable[..., None] = own.get("_update_loss_tracker", context.parts.reports.losses.update)
         self._clips = "_clip_gradients" in own or context.asked.settings.clips_gradients
-        self._always_completes_gradients = context.parts.accelerator.scaler is not None
+        if context.parts.accelerator.scaler is not None:
+            self._always_completes_gradients = True
         scheduling: list[Call] = [(context.trainer, "scheduler_step")] if steps_scheduler else []
         discarding: Call = (context.trainer, "optimizer_zero_grad")
         # Two lists, by whether fp16 skips the update. The optimizer's step is called in both, because the scaler acts
@@ -70,7 +75,7 @@ class Step:
         }
 
     def add(self, micro_batch: MicroBatch) -> None:
-        """Add the gradients of one batch of an update."""
+        """Add the gradients of one batch of an update; `MicroBatch` says what is known of it."""
         parts = self.parts
         self.micro_batch, self.backward_began = micro_batch, None
         # With an empty rank, always: it answers the `gather` calls of the others until all have emitted the event.
@@ -80,12 +85,12 @@ class Step:
         if micro_batch.is_last:  # ranks exchange gradients in the backward pass of the last batch only
             compute(micro_batch.batch, parts.state.batches_in_epoch)
         else:
-            with parts.prepared.accumulating():
+            with parts.prepared.accumulating():  # type: ignore[union-attr]  # it is prepared while it trains
                 compute(micro_batch.batch, parts.state.batches_in_epoch)
         parts.state.batches_in_epoch += not micro_batch.is_borrowed
 
     def apply(self) -> None:
-        """Apply the update, all of whose gradients are there."""
+        """Apply the update, whose gradients are complete."""
         # Usually the gradients have their true size, because each loss was multiplied by its share. What may be left:
         # fp16's scale, item counts that came with the outputs, and on several ranks parameters outside of the model.
         is_skipped = (self._always_completes_gradients or self.late_counts.are_pending) and self.complete_gradients()
@@ -136,7 +141,7 @@ class Step:
         self.control.emitter.emit(event, **kwargs)
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
-        """The loss times its share of the update, as far as that is known; `complete` does the rest."""
+        """The loss times its share of the update, as far as that is known; `complete_gradients` does the rest."""
         loss: Any = output["loss"]
         weight: Any = self.micro_batch.weight
         if self.is_counted_late(output):
@@ -192,7 +197,7 @@ class Step:
         When it returns, the run is at a safe point: it can be saved, stopped and resumed there.
 
         Args:
-            calls: what does so. A request to stop is deferred.
+            calls: what to call. A request to stop is deferred.
             is_skipped: whether nothing changes: fp16 found infinite gradients, or a `GuardedStep` undid the update.
         """
         parts, emitter, update = self.parts, self.control.emitter, self.micro_batch.update
@@ -206,7 +211,7 @@ class Step:
                 emitter.explain(error, hook, self.micro_batch.batch)
                 raise
         state = parts.state
-        # The counts follow the weights at once, before the event, so whoever reads them there sees this update counted.
+        # The counts change right after the weights, before the event, so a callback sees this update counted.
         state.updates += 1
         state.updates_in_epoch += 1
         state.samples_in_epoch += update.samples

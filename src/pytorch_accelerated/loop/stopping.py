@@ -26,8 +26,11 @@ _BEFORE_COUNTING = ("calculate_train_batch_loss", "backward_step", "training_ste
 class Emitter:
     """Calls the user's code: callbacks and hooks. A request to stop is deferred until all ranks can stop together.
 
+    `emit` calls callbacks, `call` a hook, `announce` both. `emit_at_once` doesn't defer. They all use
+    `CallbackHandler.call_event`, which a subclass of it may override.
+
     Args:
-        trainer: whom callbacks are told about.
+        trainer: passed to callbacks.
         parts: of the call. They have the callbacks.
 
     Attributes:

@@ -24,6 +24,7 @@ from pytorch_accelerated.loop.preparing import distributed
 from pytorch_accelerated.loop.states import Requests
 from pytorch_accelerated.loop.step import Step
 from pytorch_accelerated.loop.variants import GuardedRankedStep, RankedStep
+from pytorch_accelerated.ranks.preparation import PreparedModel
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
 from pytorch_accelerated.record.step_records import EpochClock, StepRecorder
@@ -49,13 +50,13 @@ class Training:
     Attributes:
         requests: requested evaluations and saves.
         step: computes updates; it exists as soon as the run is prepared.
-        further_passes: training passes besides the first one of each epoch, in loops of the user's own.
-        all_agree_after_each_update: whether there are several ranks, of which any may ask to stop within each update.
+        further_passes: training passes after the first one of each epoch, in loops of the user's own.
+        all_agree_after_each_update: whether there are multiple ranks, any of which may ask to stop within each update.
     """
 
     #: Whether the loop makes step records of its losses.
     has_step_records = True
-    #: Whether the loop gives a model that was left in evaluation mode the modes of training again.
+    #: Whether the loop switches a model back to training mode if a callback left it in evaluation mode.
     keeps_modes = True
     #: The argument of `train` that names a state.
     name_of_resume = "resume_from"
@@ -76,28 +77,23 @@ class Training:
         guards = self.asked.settings.nonfinite_policy is not None
         self.reports.losses = FiniteLossTracker() if guards else LossTracker()
 
-    def make_step(self, *, steps_scheduler: bool) -> None:
+    def make_step(self, prepared: PreparedModel, *, steps_scheduler: bool) -> None:
         """Create the step, now that all of its parts exist.
 
         Args:
+            prepared: the model and the optimizer of the run.
             steps_scheduler: whether the scheduler steps after each update.
         """
         context = self.context
         own = own_hooks(context.trainer, _OWN_PARTS)
         self.step = self.kind_of_step()(context, own, steps_scheduler=steps_scheduler)
-        if self.parts.prepared is not None:
-            self.parts.prepared.take_over(self.step)
+        prepared.take_over(self.step)
         if self.has_step_records:
             updates = None if self.parts.config is None else self.parts.config.max_num_train_steps
             every = self.asked.settings.record_every_n_steps
             reports, device = self.reports, self.parts.ranks.device
             reports.recorder = StepRecorder(
-                self.parts.history,
-                reports.losses,
-                reports.gradient_norms,
-                device,
-                every,
-                updates,
+                self.parts.history, reports.losses, reports.gradient_norms, device, every, updates
             )
 
     def kind_of_step(self) -> type[Step]:
@@ -206,7 +202,7 @@ class Training:
     def start_epoch(self) -> None:
         """Start the clock of a training epoch, and find out whether ranks must agree to stop after each update."""
         state, ranks = self.parts.state, self.parts.ranks
-        self.control.states.cut, state.is_cut = None, False  # an epoch that was cut goes on
+        self.control.states.early_end, state.is_cut = None, False  # an epoch that ended early continues
         self.all_agree_after_each_update = ranks.count > 1 and ranks.any(self.may_stop_in_update())
         self.reports.epoch_clock = EpochClock(self.parts.history.current_epoch)
         if self.reports.recorder is not None:
@@ -284,10 +280,9 @@ class Training:
             self.reports.report(self.reports.losses)
             with self.reports.epoch_clock.paused():
                 requests.serve(state)
-        # A single process (`uneven` is None) knows whether it is asked to stop. Several must exchange a message, which
-        # costs as much as a small update: after each one only if a callback may stop the run there, else about once a
-        # second.
-        if self.parts.uneven is None or self.all_agree_after_each_update or stopping.is_due(state.updates):
+        # A single process knows whether it is asked to stop. Multiple ones must exchange a message, which costs as much
+        # as a small update: after each one only if a callback may stop the run there, else about once a second.
+        if self.parts.ranks.count == 1 or self.all_agree_after_each_update or stopping.is_due(state.updates):
             stopping.stop_if_asked()
 
     def _mark_and_read_if_due(self) -> None:
@@ -318,9 +313,10 @@ class Training:
             # The epoch may be resumed. Means of losses and metrics must continue then, so they are kept before this end
             # of the pass records and resets them.
             self.reports.complete_records()
-            self.control.states.cut = moment_of(self.parts, is_cut=True)
+            self.control.states.early_end = moment_of(self.parts, ended_early=True)
         else:
-            # Schedule-free optimizers evaluate with other weights. A state of a cut epoch needs those of training.
+            # Schedule-free optimizers evaluate with other weights. A state of an epoch that ended early needs those of
+            # training.
             self.parts.mode.eval()
         has_trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
         if has_trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):
@@ -383,7 +379,7 @@ class Training:
         self.control.states.load(state)
 
     def describe_resumption(self) -> str:
-        """Where the run goes on; that nothing is left to train, if it was resumed from its end."""
+        """Where the run continues; that nothing is left to train, if it was resumed from its end."""
         context = self.context
         position = self.parts.state.position
         if not (self.is_complete or context.is_at_limit):

@@ -1,9 +1,9 @@
-"""Steps on several ranks.
+"""Steps on multiple ranks.
 
 Ranks without samples in the last update of a pass take part in what the others do together: exchanging gradients, and
 the `gather` calls of their hooks and callbacks. `docs/design/updates.md` has the reasons.
 
-A variant that changes gradients does so in `Step.complete_gradients`, with `_always_completes_gradients` set: the
+A variant that changes gradients does so in `Step.complete_gradients`, with `_always_completes_gradients = True`: the
 Hugging Face step has an `applying`, a `clip` and a `compute` of its own.
 """
 
@@ -24,10 +24,10 @@ from pytorch_accelerated.ranks.held import held_parts, optimizers_of, trained_ou
 
 
 class RankedStep(Step):
-    """A step on several ranks, of which one may have fewer batches than the others.
+    """A step on multiple ranks, one of which may have fewer batches than the others.
 
     The wrapper of a model exchanges the gradients of its own parameters only. Those of what optimizers train outside of
-    the model, such as a loss function with parameters, would be other ones on each rank, and soon the whole model: the
+    the model, such as a loss function with parameters, would diverge between ranks, and then so would the model: the
     step averages them. An optimizer that steps at another moment, such as that of a discriminator in the middle of a
     batch, has them averaged right before.
 
@@ -37,6 +37,7 @@ class RankedStep(Step):
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
         super().__init__(context, *args, **kwargs)
+        assert context.parts.uneven is not None
         self.uneven = context.parts.uneven
         held = held_parts(context.holder)
         self._outside = trained_outside(context.holder, held)
@@ -119,4 +120,4 @@ class RankedStep(Step):
 
 
 class GuardedRankedStep(GuardedStep, RankedStep):
-    """A step on several ranks that undoes an update whose losses or gradients are not finite."""
+    """A step on multiple ranks that undoes an update whose losses or gradients are not finite."""

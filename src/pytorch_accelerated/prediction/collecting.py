@@ -158,7 +158,7 @@ def are_rows(predictions: Any, samples: int | None) -> bool | None:
     return None if samples is not None else True
 
 
-class Place(NamedTuple):
+class BatchRows(NamedTuple):
     """Where a rank has the rows of a batch, whose first one has the position `start` in the whole pass."""
 
     start: int
@@ -192,7 +192,7 @@ class RowBlocks:
     """
 
     def __init__(self, keep: Callable[[Leaves], None], block_bytes: int = BLOCK_BYTES, padding: float = 0) -> None:
-        self.places: list[Place] = []
+        self.places: list[BatchRows] = []
         self._keep = keep
         self._block_bytes = block_bytes
         self._padding = padding
@@ -223,7 +223,7 @@ class RowBlocks:
             arrival.synchronize()
         rows = len(next(iter(leaves.values())))
         if rows:
-            self.places.append(Place(start, self._blocks, self._rows, rows))
+            self.places.append(BatchRows(start, self._blocks, self._rows, rows))
             self._batches.append(leaves)
             self._rows += rows
             self._bytes += sum(leaf.nbytes for leaf in leaves.values())
@@ -252,10 +252,10 @@ def _widened(part: torch.Tensor, width: Sequence[int], padding: float) -> torch.
     return wide
 
 
-def pieces_in_order(places: Sequence[Sequence[Place]]) -> list[Piece]:
+def pieces_in_order(places: Sequence[Sequence[BatchRows]]) -> list[Piece]:
     """The pieces that make up the result, in order, from the places of each rank's batches.
 
-    >>> pieces_in_order([[Place(0, 0, 0, 2), Place(2, 0, 2, 1)], [Place(3, 0, 0, 1)]])
+    >>> pieces_in_order([[BatchRows(0, 0, 0, 2), BatchRows(2, 0, 2, 1)], [BatchRows(3, 0, 0, 1)]])
     [Piece(rank=0, block=0, first=0, rows=3), Piece(rank=1, block=0, first=0, rows=1)]
     """
     pieces: list[Piece] = []
@@ -272,7 +272,7 @@ def pieces_in_order(places: Sequence[Sequence[Place]]) -> list[Piece]:
 def put_in_order(
     ranks: Ranks,
     blocks: collections.deque[torch.Tensor],
-    places: Sequence[Sequence[Place]],
+    places: Sequence[Sequence[BatchRows]],
     result: torch.Tensor,
     padding: float | None = None,
 ) -> None:
@@ -346,7 +346,7 @@ class RowFacts(NamedTuple):
 
     kinds: Kinds
     structure: Any
-    places: list[Place]
+    places: list[BatchRows]
 
 
 class CollectedRows(RowBlocks):

@@ -85,11 +85,11 @@ def create_accelerator(
     has_deepspeed = deepspeed_plugin is not None or _is_set(_VARIABLES["DEEPSPEED"])
     starting: Any = contextlib.nullcontext(None)
     if has_deepspeed:
-        room = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
+        module = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         process_state(**options)
         forget_settings()
-        starting = room.starting(deepspeed_plugin)
+        starting = module.starting(deepspeed_plugin)
     with meeting(world), starting as plugin:
         accelerator = Accelerator(
             mixed_precision=mixed_precision,

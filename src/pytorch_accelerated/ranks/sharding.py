@@ -40,8 +40,8 @@ def is_in_pieces(parameter: Any) -> bool:
 def pieces_of(model: nn.Module) -> dict[str, Shard]:
     """This rank's parts of the parameters that DeepSpeed's ZeRO 3 has cut up, by name."""
     found = {name: each for name, each in model.named_parameters(remove_duplicate=False) if is_in_pieces(each)}
-    room = require("pytorch_accelerated.extras.deepspeed.pieces", needed_by="ZeRO 3") if found else None
-    return {name: room.piece_of(each) for name, each in found.items()} if room else {}
+    module = require("pytorch_accelerated.extras.deepspeed.pieces", needed_by="ZeRO 3") if found else None
+    return {name: module.piece_of(each) for name, each in found.items()} if module else {}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ Load = tuple[str, Any, Any]
 
 
 def load_run(
-    run: Context,
+    context: Context,
     folder: Path,
     *,
     restores_position: bool,
@@ -64,7 +64,7 @@ def load_run(
     draw from them.
 
     Args:
-        run, folder: where to load into, and from.
+        context, folder: where to load into, and from.
         restores_position: whether to restore the position of the training loader.
         skipped_weights: names in the model's state that the folder need not have; the live values stay.
         read: the contents of the folder, if this rank has read it already.
@@ -75,33 +75,33 @@ def load_run(
     Raises:
         InvalidCheckpointError: if the folder is damaged or belongs to another model or optimizer.
     """
-    live, ranks, model = run.parts, run.parts.ranks, bare_model(run.parts.model)
-    held, reports = held_parts(run.holder), run.parts.reports
-    without = ["optimizer"] if live.optimizer is None and not run.control.is_at_work else []  # to evaluate
-    parts, by_rank, states, modules = ranks.do_on_all(
-        lambda: _read_run(live, held, folder, without, skipped_weights, read)
+    parts, ranks, model = context.parts, context.parts.ranks, bare_model(context.parts.model)
+    held, reports = held_parts(context.holder), context.parts.reports
+    without = ["optimizer"] if parts.optimizer is None and not context.control.is_at_work else []  # to evaluate
+    contents, by_rank, states, modules = ranks.do_on_all(
+        lambda: _read_run(parts, held, folder, without, skipped_weights, read)
     )
-    saved = parts["run"]
-    if hasattr(live.scheduler, "is_continuation_from_checkpoint") and parts["scheduler"] is not None:
-        parts["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would start over
+    saved = contents["run"]
+    if hasattr(parts.scheduler, "is_continuation_from_checkpoint") and contents["scheduler"] is not None:
+        contents["scheduler"]["is_resumed"] = True  # else a `WSDLrScheduler` would start over
     position = RunState.from_state_dict(saved["run_state"], saved.get("totals"))
     if restores_position:  # first, because a user's class may refuse its state
         streams = [state.get("stream") for state in by_rank]
-        restore_stream(live.loaders.train, streams, ranks, run_state=position, source=folder)
+        restore_stream(parts.loaders.train, streams, ranks, run_state=position, source=folder)
 
     def load_weights() -> None:
         # A module that overrides how it loads may refuse its state, so it comes before those that can't.
         for module, state in sorted(modules, key=lambda pair: not loads_its_own_way(pair[0])):
             load_canonical(module, state, may_lack=skipped_weights if module is model else ())
 
-    load_states(states, load_weights, live.optimizer, source=folder, ranks=ranks)
+    load_states(states, load_weights, parts.optimizer, source=folder, ranks=ranks)
     # All objects have accepted their states; what is left is the run's own.
-    live.mode = OptimizerMode(optimizers_of(run.holder, held).values())
-    live.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
+    parts.mode = OptimizerMode(optimizers_of(context.holder, held).values())
+    parts.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
     reports.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
     if len(by_rank) == ranks.count:
-        if live.prepared is not None and live.prepared.gradient_order is not None:
-            live.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
+        if parts.prepared is not None and parts.prepared.gradient_order is not None:
+            parts.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
         reports.losses.load_state_dict(by_rank[ranks.index]["losses"])
         restore_generator_states(by_rank[ranks.index]["generators"])
     elif ranks.is_first:  # losses are summed over the ranks, so one of them may have all
@@ -109,12 +109,12 @@ def load_run(
             reports.losses.add_state_dict(state["losses"])
     if reports.recorder is not None and saved.get("recorder") is not None:  # older states have none
         reports.recorder.load_state_dict(saved["recorder"])
-    live.state, run.asked.epochs_before = position, saved["epochs_before_run"]
-    return parts["extra"]  # type: ignore[no-any-return]
+    parts.state, context.asked.epochs_before = position, saved["epochs_before_run"]
+    return contents["extra"]  # type: ignore[no-any-return]
 
 
 def _read_run(
-    live: Parts,
+    parts: Parts,
     held: Mapping[str, Any],
     folder: Path,
     without: Collection[str],
@@ -125,38 +125,38 @@ def _read_run(
 
     Verified as far as possible before anything is changed; where states of ranks differ, they are this rank's.
     """
-    optimizer, model = live.optimizer, bare_model(live.model)
-    facts, parts = read or read_state(folder, make_target=_targets(model, optimizer), without=without)
-    if "optimizer" not in parts:
-        parts["optimizer"] = None if without else read_optimizer_file(folder)
-    if TRAINING_WEIGHTS in parts:
-        parts["model"] = parts.pop(TRAINING_WEIGHTS)
+    optimizer, model = parts.optimizer, bare_model(parts.model)
+    facts, contents = read or read_state(folder, make_target=_targets(model, optimizer), without=without)
+    if "optimizer" not in contents:
+        contents["optimizer"] = None if without else read_optimizer_file(folder)
+    if TRAINING_WEIGHTS in contents:
+        contents["model"] = contents.pop(TRAINING_WEIGHTS)
     with explained_loading("The run", folder):  # something else, or another version, may have written the folder
-        RunState.from_state_dict(parts["run"]["run_state"], parts["run"].get("totals"))
-        by_rank = [parts[f"rank_{rank}"] for rank in range(facts["ranks"])]
+        RunState.from_state_dict(contents["run"]["run_state"], contents["run"].get("totals"))
+        by_rank = [contents[f"rank_{rank}"] for rank in range(facts["ranks"])]
         for own in by_rank:
             check_generator_states(own["generators"])
-    _take_own_states(parts, by_rank, live.ranks)
+    _take_own_states(contents, by_rank, parts.ranks)
     # Another model has other parameters, so its optimizer doesn't fit either; the model is what the error should name.
-    check_canonical(model, parts["model"], may_lack=skipped_weights)
-    if (optimizer is None) != (parts["optimizer"] is None):
+    check_canonical(model, contents["model"], may_lack=skipped_weights)
+    if (optimizer is None) != (contents["optimizer"] is None):
         raise InvalidCheckpointError(
             f"Only one of the training state {folder} and this trainer has an optimizer. Make the trainer as it was "
             "when the state was saved, or use another state."
         )
     pairs = [
-        (optimizer, parts["optimizer"]),
-        (live.scheduler, parts["scheduler"]),
-        (live.accelerator.scaler, parts["scaler"] or None),
+        (optimizer, contents["optimizer"]),
+        (parts.scheduler, contents["scheduler"]),
+        (parts.accelerator.scaler, contents["scaler"] or None),
     ]
     states = checked_states(pairs, source=folder)
-    states.append(("The run history", live.history, parts["run"]["history"]))
-    for callback in live.callbacks:
-        state = _saved_state(callback, live.callbacks, parts["callbacks"])
+    states.append(("The run history", parts.history, contents["run"]["history"]))
+    for callback in parts.callbacks:
+        state = _saved_state(callback, parts.callbacks, contents["callbacks"])
         if state is not None:
             states.append((type(callback).__name__, callback, state))
-    objects, modules = _checked_held(held, parts["held"], source=folder, warns=live.ranks.is_first)
-    return parts, by_rank, [*states, *objects], [(model, parts["model"]), *modules]
+    objects, modules = _checked_held(held, contents["held"], source=folder, warns=parts.ranks.is_first)
+    return contents, by_rank, [*states, *objects], [(model, contents["model"]), *modules]
 
 
 def _saved_state(callback: Any, callbacks: Iterable[Any], saved: Mapping[str, Any]) -> Any:

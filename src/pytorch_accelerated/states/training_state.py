@@ -77,20 +77,21 @@ class Moment:
     stream: dict[str, Any] | None
 
 
-def moment_of(parts: Parts, *, is_cut: bool = False) -> Moment:
+def moment_of(parts: Parts, *, ended_early: bool = False) -> Moment:
     """The moment of a run. Must be called by all ranks: some callbacks communicate when they are asked for their state.
 
     Args:
         parts: what the run works with.
-        is_cut: whether the epoch ends before its data; then nothing in the moment will change any more.
+        ended_early: whether the epoch ends before its data; then nothing in the moment will change any more.
     """
-    # A save encodes these states at once. Those of a cut epoch must outlive the events of its end, which change them.
-    keep: Callable[[Any], Any] = copy.deepcopy if is_cut else lambda value: value
+    # A save encodes these states at once. If the epoch ended early, they must outlive the events of its end, which
+    # change them.
+    keep: Callable[[Any], Any] = copy.deepcopy if ended_early else lambda value: value
     reports, stream = parts.reports, stream_state(parts.loaders.train)
     if stream is not None and _complaint_about(stream.get("borrowed"), "the last batch"):
         stream["borrowed"] = None  # only a rank without further batches would need it
     return Moment(
-        position=dataclasses.replace(parts.state, is_cut=True) if is_cut else parts.state,
+        position=dataclasses.replace(parts.state, is_cut=True) if ended_early else parts.state,
         callbacks={key_of_state(one): keep(one.state_dict()) for one in parts.callbacks if hasattr(one, "state_dict")},
         history=storable_history(parts.history, parts.ranks),
         recorder=None if reports.recorder is None else reports.recorder.state_dict(parts.state.samples_in_epoch),
@@ -102,7 +103,7 @@ def moment_of(parts: Parts, *, is_cut: bool = False) -> Moment:
 
 
 def save_run(
-    run: Context,
+    context: Context,
     folder: Path | StagedFolder,
     extra: dict[str, Any],
     writer: BackgroundWriter | None = None,
@@ -117,7 +118,7 @@ def save_run(
     Rank 0 writes. Each rank writes its own parts of sharded tensors, and rank 0 publishes when all have done so.
 
     Args:
-        run: what to save.
+        context: what to save.
         folder: where to, see `write_encoded`.
         extra: additional entries.
         writer: writes the state in the background, if given.
@@ -130,9 +131,9 @@ def save_run(
         CheckpointError: on every rank, if something cannot be stored or written, or if `writer` could not write the
             state before this one.
     """
-    live, ranks = run.parts, run.parts.ranks
-    moment = moment_of(live) if moment is None else moment
-    held_now = held_parts(run.holder)
+    parts, ranks = context.parts, context.parts.ranks
+    moment = moment_of(parts) if moment is None else moment
+    held_now = held_parts(context.holder)
     held = held_states(held_now, warns=ranks.is_first)
     # Rank 0 writes everything but shards, so the others send it what only they know: never the model's weights.
     own = {name: getattr(moment, name) for name in ("generators", "losses", "gradient_norms", "stream")}
@@ -140,27 +141,28 @@ def save_run(
     differences = differences_from_first(ranks, states_of_objects)
     history = differences.pop("run", {})
     per_rank = ranks.exchange({**own, **differences, **history})
-    facts = _facts_of(live, run.asked, moment.position)
+    facts = _facts_of(parts, context.asked, moment.position)
 
     def encoded() -> dict[str, Encoded]:
         # Values that can't be stored are errors here, before anything is on the disk.
-        parts = {**_parts_of_run(live, run.asked, run.holder, moment), "callbacks": moment.callbacks, "extra": extra}
+        contents = _parts_of_run(parts, context.asked, context.holder, moment)
+        contents.update({"callbacks": moment.callbacks, "extra": extra})
         if held:
-            parts["held"] = held
+            contents["held"] = held
         if not has_optimizer_file:
-            parts["optimizer"] = None if live.optimizer is None else without_callables(live.optimizer.state_dict())
+            contents["optimizer"] = None if parts.optimizer is None else without_callables(parts.optimizer.state_dict())
         if weights_part is not None:
-            parts[weights_part] = canonical_state_dict(bare_model(live.model))
+            contents[weights_part] = canonical_state_dict(bare_model(parts.model))
             for name in skipped_weights:
-                parts[weights_part].pop(name, None)
-        parts.update({f"rank_{rank}": state for rank, state in enumerate(per_rank)})
-        return {name: encode(value, path=name) for name, value in parts.items()}
+                contents[weights_part].pop(name, None)
+        contents.update({f"rank_{rank}": state for rank, state in enumerate(per_rank)})
+        return {name: encode(value, path=name) for name, value in contents.items()}
 
     write: Callable[..., None] = write_encoded if writer is None else writer.write
-    if any(map(has_shards, (live.model, *held_now.values()))) or hasattr(live.optimizer, "piece_of"):
+    if any(map(has_shards, (parts.model, *held_now.values()))) or hasattr(parts.optimizer, "piece_of"):
         if writer is not None:  # the thread exchanges messages while the run does, so it needs a channel of its own
-            ranks = Ranks(live.accelerator, channel="writer", timeout=limit_of_waiting(run.asked.given.timeout))
-        write(folder, facts, live.ranks.do_on_all(encoded), ranks)
+            ranks = Ranks(parts.accelerator, channel="writer", timeout=limit_of_waiting(context.asked.given.timeout))
+        write(folder, facts, parts.ranks.do_on_all(encoded), ranks)
     else:
         ranks.do_on_first(lambda: write(folder, facts, encoded()))
 
@@ -187,25 +189,25 @@ def _facts_of(parts: Parts, asked: Asked, position: RunState) -> dict[str, Any]:
     return facts
 
 
-def _parts_of_run(live: Parts, asked: Asked, holder: Any, moment: Moment) -> dict[str, Any]:
+def _parts_of_run(parts: Parts, asked: Asked, holder: Any, moment: Moment) -> dict[str, Any]:
     """The parts that are the same on every rank, but for weights and optimizer, which other files may hold."""
-    scheduler, scaler = live.scheduler, live.accelerator.scaler
-    order = None if live.prepared is None else live.prepared.gradient_order
+    scheduler, scaler = parts.scheduler, parts.accelerator.scaler
+    order = None if parts.prepared is None else parts.prepared.gradient_order
     own = {
         "run_state": moment.position.state_dict(),
         "totals": moment.position.totals,
         "history": moment.history,
         "epochs_before_run": asked.epochs_before,
-        "config": None if live.config is None else live.config.to_dict(),
-        "described": _described(model=bare_model(live.model), loss=getattr(holder, "loss_func", None)),
+        "config": None if parts.config is None else parts.config.to_dict(),
+        "described": _described(model=bare_model(parts.model), loss=getattr(holder, "loss_func", None)),
         "recorder": moment.recorder,
         "gradient_order": [] if order is None else list(order.names),
     }
-    if live.mode.has_modes:
-        own["has_training_weights"] = live.mode.is_training
+    if parts.mode.has_modes:
+        own["has_training_weights"] = parts.mode.is_training
     if moment.position.is_cut:
-        # `history` ends before the events of the cut. This one has their metrics, for readers of the run's history.
-        own["ended_history"] = storable_history(live.history, live.ranks)
+        # `history` ends before the events of the early end. This one has their metrics, for readers of the history.
+        own["ended_history"] = storable_history(parts.history, parts.ranks)
     return {
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),

@@ -78,10 +78,10 @@ def plugin_of(args: TrainingArguments) -> Any:
     """
     is_installed = find_spec("deepspeed") is not None
     if is_installed and find_spec("transformers"):
-        room = require("transformers.integrations", needed_by="`deepspeed`")
+        module = require("transformers.integrations", needed_by="`deepspeed`")
     else:
-        room = require("accelerate.utils.deepspeed", needed_by="`deepspeed`")
-    config = room.HfDeepSpeedConfig(copy.deepcopy(args.deepspeed))
+        module = require("accelerate.utils.deepspeed", needed_by="`deepspeed`")
+    config = module.HfDeepSpeedConfig(copy.deepcopy(args.deepspeed))
     config.config.setdefault("zero_optimization", {}).setdefault("stage", 0)
     config.set_stage_and_offload()
     fill(config.config, args.deepspeed, {**_values_of_arguments(args), **_values_of_processes(args)})
@@ -134,14 +134,14 @@ def make_schedule(config: Mapping[str, Any], optimizer: Any) -> Any:
     kind = found(config, "scheduler.type")
     if kind is None:
         return None
-    room = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
+    module = require("deepspeed.runtime.lr_schedules", needed_by="`deepspeed`")
     settings = found(config, "scheduler.params") or {}
     try:
-        return getattr(room, kind)(optimizer, **settings)
+        return getattr(module, kind)(optimizer, **settings)
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"DeepSpeed cannot make its scheduler {kind!r} with {settings!r}: {error}. It has "
-            f"{', '.join(room.VALID_LR_SCHEDULES)}."
+            f"{', '.join(module.VALID_LR_SCHEDULES)}."
         ) from error
 
 

@@ -338,10 +338,10 @@ def _convert(model: nn.Module, arguments: Any, named: Any) -> Any:
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any:
-    room = require("deepspeed", needed_by="DeepSpeed")
+    module = require("deepspeed", needed_by="DeepSpeed")
     given = {"model_parameters" if isinstance(optimizer, list) else "optimizer": optimizer}
     try:
-        return room.initialize(model=model, config=config, **given)[0]
+        return module.initialize(model=model, config=config, **given)[0]
     except (AssertionError, ValueError) as error:
         raise ConfigurationError(f"DeepSpeed refuses its config, or this model: {error}") from error
 

@@ -115,7 +115,7 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
     """The replay of `Trainer.replay`. Must be called by all ranks."""
     refuse(given, NOT_TAKEN, by="replay")
     arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
-    state, moment = nearest_state(trainer, states, update), Moment(update, debug)
+    state, moment = nearest_state(trainer, states, update), WatchedUpdate(update, debug)
     with trained_again(trainer, {**arguments, "record_every_n_steps": 1}, state, moment):
         found = {**moment.found_in(trainer), "loss": trainer.run_history.step_records[-1].train_loss}
     return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
@@ -136,7 +136,7 @@ def trained_again(
         watching: see every event after the trainer's own callbacks; the last one ends the run.
     """
     changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
-    if arguments.get("nonfinite_policy") == "rollback" and not (state and isinstance(watching[-1], Moment)):
+    if arguments.get("nonfinite_policy") == "rollback" and not (state and isinstance(watching[-1], WatchedUpdate)):
         changed["nonfinite_policy"] = "skip"  # there is nothing to go back to, or each update is to be seen once
     with kept() as before:
         Outside(arguments).keep(before, trainer)
@@ -176,7 +176,7 @@ def states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(folder, manifest.facts) for folder, manifest in states if "updates" in manifest.facts]
 
 
-class Moment(TrainerCallback):
+class WatchedUpdate(TrainerCallback):
     """Looks at an update, and stops after it.
 
     Args:

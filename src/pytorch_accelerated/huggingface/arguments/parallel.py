@@ -100,9 +100,9 @@ def in_replicas(trainer: TrainerHooks, model: Any, count: int) -> Any:
         model = DataParallel(model, list(range(count)))
     if not isinstance(model, DataParallel):
         return model
-    room = require("pytorch_accelerated.extras.huggingface.replicas", needed_by="`DataParallel`")
-    is_own = isinstance(model, room.Replicas) and model.count_items == trainer.count_items
-    return model if is_own else room.Replicas(model, trainer.count_items)
+    module = require("pytorch_accelerated.extras.huggingface.replicas", needed_by="`DataParallel`")
+    is_own = isinstance(model, module.Replicas) and model.count_items == trainer.count_items
+    return model if is_own else module.Replicas(model, trainer.count_items)
 
 
 def choose_gpus(args: TrainingArguments, model: Any) -> None:
@@ -177,13 +177,13 @@ def shard(model: nn.Module, args: Arguments, ranks: Ranks) -> None:
     """
     if not args.fsdp or has_shards(model):
         return
-    room = require("pytorch_accelerated.extras.huggingface.sharding", needed_by="`fsdp`")
+    module = require("pytorch_accelerated.extras.huggingface.sharding", needed_by="`fsdp`")
     settings = _settings(args)
     given, reshards = settings.get("transformer_layer_cls_to_wrap"), settings.get("reshard_after_forward")
     if reshards is None:
         reshards = "shard_grad_op" not in str(args.fsdp).split()
-    layers = room.named_layers(model, given) if given else room.layers_of(model, unsplittable_layers(model))
-    room.shard(model, layers, ranks, reshards=bool(reshards))
+    layers = module.named_layers(model, given) if given else module.layers_of(model, unsplittable_layers(model))
+    module.shard(model, layers, ranks, reshards=bool(reshards))
 
 
 def _settings(args: Arguments) -> dict[str, Any]:

@@ -325,8 +325,8 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 def of_deepspeed(folder: Path) -> Any:
     """The checkpoint that DeepSpeed has written there, with methods for its parts."""
-    room = require("pytorch_accelerated.extras.deepspeed.foreign", needed_by=f"{folder / DEEPSPEED_NAME}")
-    return room.DeepSpeedCheckpoint(folder)
+    module = require("pytorch_accelerated.extras.deepspeed.foreign", needed_by=f"{folder / DEEPSPEED_NAME}")
+    return module.DeepSpeedCheckpoint(folder)
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:

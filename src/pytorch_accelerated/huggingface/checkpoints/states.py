@@ -176,9 +176,9 @@ class CheckpointStates(States):
         """The states of optimizer and schedule, by file name."""
         context = self.context
         # Each rank writes its shard of a sharded optimizer with the native state.
-        optimizer, is_cut = self.parts.optimizer, hasattr(self.parts.optimizer, "piece_of")
-        is_cut = is_cut or has_shards(context.holder.model)
-        optimizer = None if is_cut else without_callables(optimizer.state_dict())
+        optimizer, is_sharded = self.parts.optimizer, hasattr(self.parts.optimizer, "piece_of")
+        is_sharded = is_sharded or has_shards(context.holder.model)
+        optimizer = None if is_sharded else without_callables(optimizer.state_dict())
         scheduler = None if self.parts.scheduler is None else self.parts.scheduler.state_dict()
         states = {OPTIMIZER_NAME: optimizer, SCHEDULER_NAME: scheduler}
         return {name: dict(state) for name, state in states.items() if state is not None}
@@ -256,7 +256,7 @@ class CheckpointStates(States):
                 context,
                 folder_of_all,
                 {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
-                moment=self.cut,
+                moment=self.early_end,
                 skipped_weights=frozen,
                 weights_part=ranks.do_on_first(lambda: staged.weights_part),
                 has_optimizer_file=staged.has_optimizer,
@@ -374,10 +374,10 @@ def read_generator_states(path: Path) -> dict[str, Any] | None:
     """Read a file of transformers or of this library for `seeding.restore_generator_states`; None without a file."""
     if kind_of(path) is None:
         return None
-    room = require("pytorch_accelerated.extras.huggingface.generators", needed_by=f"{path}")
+    module = require("pytorch_accelerated.extras.huggingface.generators", needed_by=f"{path}")
     try:
-        with torch.serialization.safe_globals(room.ARRAYS):
-            states: dict[str, Any] = room.native(load_portable(path))
+        with torch.serialization.safe_globals(module.ARRAYS):
+            states: dict[str, Any] = module.native(load_portable(path))
         check_generator_states(states)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidCheckpointError(

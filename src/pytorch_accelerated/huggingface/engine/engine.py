@@ -72,7 +72,7 @@ class Engine(NativeTrainer):
         self.warns_without_metrics = True
         self._ignore_keys: Sequence[str] | None = None
         self._evaluate_batch: Callable[[Any], Any] | None = None
-        super().__init__(face.model, None, None, callbacks=[_Moments(face)], **native_arguments)
+        super().__init__(face.model, None, None, callbacks=[_NativeEvents(face)], **native_arguments)
 
     # ----------------------------------------------------------------------------------- for the Hugging Face trainer
 
@@ -128,8 +128,8 @@ class Engine(NativeTrainer):
             return self._train_once(checkpoint, size)
         if checkpoint is not None:
             size = read_trainer_state(checkpoint).train_batch_size or size
-        room = require("pytorch_accelerated.extras.huggingface.fitting", needed_by="`auto_find_batch_size`")
-        return room.train(face, self.ranks, size, lambda size: self._train_once(checkpoint, size))  # type: ignore[no-any-return]
+        module = require("pytorch_accelerated.extras.huggingface.fitting", needed_by="`auto_find_batch_size`")
+        return module.train(face, self.ranks, size, lambda size: self._train_once(checkpoint, size))  # type: ignore[no-any-return]
 
     def _train_once(self, checkpoint: Path | None, batch_size: int) -> TrainOutput:
         """Train with batches of so many rows on one device."""
@@ -211,7 +211,7 @@ class Engine(NativeTrainer):
         """Do nothing: a schedule that watches a metric steps at evaluations."""
 
 
-class _Moments(TrainerCallback):
+class _NativeEvents(TrainerCallback):
     """Translates the events of the native run, after everything that belongs to them."""
 
     def __init__(self, face: Trainer) -> None:
