@@ -161,7 +161,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             given, state = given.given, given.state_dict()
         self.given: Any = given
         is_own = hasattr(given, "param_groups")
-        groups = given.param_groups if is_own else _groups_of(given.params)
+        groups = (given if is_own else torch.optim.Optimizer(given.params, {})).param_groups
         # DeepSpeed puts its own tensors into the groups that it gets.
         self.engine = _initialize(model, _twin(given) if is_own else [dict(group) for group in groups], config)
         self.inner = self.engine.basic_optimizer
@@ -415,11 +415,6 @@ def _twin(optimizer: Any) -> Any:
     twin.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
     twin.state = defaultdict(dict)
     return twin
-
-
-def _groups_of(parameters: Any) -> list[dict[str, Any]]:
-    listed = list(parameters)
-    return [dict(each) for each in listed] if isinstance(listed[0], dict) else [{"params": listed}]
 
 
 def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:

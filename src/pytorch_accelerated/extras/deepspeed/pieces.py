@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,8 +92,7 @@ Layout = list[tuple[torch.Tensor, list[Row]]]
 
 def piece_of(parameter: Any) -> Piece:
     """This rank's part of a parameter that ZeRO 3 has cut up into equal rows, of which the last may be longer."""
-    flat = parameter.ds_tensor.detach()
-    return replace(_row_of_stage_3(parameter, 0, flat.numel()).piece(flat), parameter=parameter)
+    return replace(_row_of_stage_3(parameter).piece(parameter.ds_tensor.detach()), parameter=parameter)
 
 
 def layout_of(engine: Any, groups: list[list[Any]]) -> Layout:
@@ -106,7 +105,7 @@ def layout_of(engine: Any, groups: list[list[Any]]) -> Layout:
     outer, inner = engine.optimizer, engine.basic_optimizer
     if hasattr(outer, "fp32_partitioned_groups_flat"):  # stage 3
         return [
-            (flat, list(_rows_of_stage_3(group)))
+            (flat, list(map(_row_of_stage_3, group, _offsets(each.partition_numel() for each in group))))
             for flat, group in zip(outer.fp32_partitioned_groups_flat, outer.fp16_groups, strict=True)
         ]
     layout: Layout = []
@@ -117,9 +116,8 @@ def layout_of(engine: Any, groups: list[list[Any]]) -> Layout:
         elif len(flats) == len(own):
             layout += [(flat, [Row(each, 0, 0, each.numel())]) for each, flat in zip(own, flats, strict=True)]
         else:  # float16 with DeepSpeed's own Adam
-            offsets = itertools.accumulate((each.numel() for each in own), initial=0)
-            rows = [Row(each, 0, at, each.numel()) for each, at in zip(own, offsets, strict=False)]
-            layout.append((flats[0], rows))
+            offsets = _offsets(each.numel() for each in own)
+            layout.append((flats[0], [Row(each, 0, at, each.numel()) for each, at in zip(own, offsets, strict=False)]))
     return layout
 
 
@@ -131,15 +129,12 @@ def _row_of_mapping(parameter: Any) -> Row:
     return Row(parameter, mapping.lp_fragment_address.start, place.start, place.numel)
 
 
-def _rows_of_stage_3(parameters: list[Any]) -> Iterator[Row]:
-    offset = 0
-    for parameter in parameters:
-        size = parameter.partition_numel()
-        yield _row_of_stage_3(parameter, offset, size)
-        offset += size
+def _offsets(sizes: Iterable[int]) -> Iterable[int]:
+    return itertools.accumulate(sizes, initial=0)
 
 
-def _row_of_stage_3(parameter: Any, offset: int, size: int) -> Row:
+def _row_of_stage_3(parameter: Any, offset: int = 0) -> Row:
+    size = parameter.partition_numel()
     start = min(dist.get_rank() * size, parameter.ds_numel)
     return Row(parameter, start, offset, min(size, parameter.ds_numel - start))
 
