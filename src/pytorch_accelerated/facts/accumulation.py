@@ -1,4 +1,4 @@
-"""How the batches of an epoch are cut into updates."""
+"""How the batches of an epoch are divided into updates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """How many batches of a rank each update of an epoch has, but for the last, which takes the rest.
+    """How many batches of a rank each update of an epoch has, except for the last, which takes the rest.
 
-    Everybody else asks: another rule than the same number for all, such as a schedule, would be written here alone.
+    Another rule than the same number for all updates of an epoch would change this class alone. A rule that depends on
+    the epoch also needs it where updates are counted: `data/updates.py` and `create_run_config`.
 
     Args:
         steps: batches of a rank per update.
