@@ -1,8 +1,8 @@
 """Make the pictures in docs/images again: a terminal, reports, plots.
 
     python scripts/pictures.py              all of them, in a few minutes
-    python scripts/pictures.py terminals    one group: terminals, reports, plots, pages or sweeps
-    python scripts/pictures.py segmentation     the picture of one page
+    python scripts/pictures.py terminals    one group: terminals, gallery, reports, plots, pages or sweeps
+    python scripts/pictures.py segmentation     the picture of one page, or of one example
 
 Everything shown is what the library itself printed or wrote while it trained, or what the code of a page drew. Needs
 the packages of the extra `test`, and Chromium to draw pages (on Debian: apt install chromium).
@@ -15,6 +15,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import struct
 import subprocess
@@ -31,6 +32,7 @@ from PIL import Image, ImageChops
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from tests.support.mnist import write_mnist  # noqa: E402
 from tests.support.pages import script_of  # noqa: E402
 
 IMAGES = REPOSITORY / "docs" / "images"
@@ -44,6 +46,35 @@ i { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin
 pre { margin: 0; padding: 8px 16px 16px; font: 14px/1.35 "DejaVu Sans Mono", monospace; width: COLUMNSch; }
 b { color: #8fd19e; font-weight: normal; } u { color: #7eaaf5; text-decoration: none; }
 </style><div><i></i><i></i><i></i></div><pre>TEXT</pre>"""
+
+# The examples and their arguments. Ray Train isn't part of the environment, and its example has no picture.
+GALLERY: dict[str, tuple[str, ...]] = {
+    "train_digits": (),
+    "train_mnist": ("--data-dir", "data", "--num-epochs", "3"),
+    "transfer_learning": (),
+    "transformers_model": (),
+    "tiny_language_model": (),
+    "click_through_rate": (),
+    "mixup_ema": (),
+    "timm_scheduler": (),
+    "metrics_in_callback": (),
+    "metrics_in_subclass": (),
+    "custom_callback_event": (),
+    "custom_logger": (),
+    "predictions_to_csv": (),
+    "digits_to_drive": ('{"lr": 0.01, "width": 128}', "--folder", "outputs/one_run"),
+    "drive_runs": ("--num-updates", "100", "--num-rounds", "12"),
+}
+# Starts a script as Python would, where torchvision doesn't match torch, too.
+LAUNCH = """
+import runpy, sys
+from pathlib import Path
+from tests.support import torchvision_on_cpu
+torchvision_on_cpu.install()
+del sys.argv[0]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 # The colours of the site at night.
 DARK = """
@@ -113,11 +144,11 @@ def screen_of(received: str) -> list[str]:
     return "\n".join(line.rstrip() for line in lines).rstrip().splitlines()
 
 
-def in_terminal(command: list[str], columns: int) -> list[str]:
-    """What a terminal shows when Python with `command` has ended."""
+def in_terminal(command: list[str], columns: int, folder: Path = REPOSITORY) -> list[str]:
+    """What a terminal in `folder` shows when Python with `command` has ended."""
     process, reading = pty.fork()
     if process == 0:
-        os.chdir(REPOSITORY)
+        os.chdir(folder)
         os.execve(sys.executable, [sys.executable, *command], {**ENVIRONMENT, "TERM": "xterm"})
     ioctl(reading, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
     received = b""
@@ -156,6 +187,7 @@ def screenshot(page: str | Path, name: str, width: int, *, height: int | None = 
 def save(image: Any, name: str) -> None:
     """Save a small file: few colours, no metadata."""
     path = IMAGES / f"{name}.png"
+    path.parent.mkdir(exist_ok=True)
     image.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path.relative_to(REPOSITORY)}: {image.width} x {image.height}, {path.stat().st_size / 1000:.0f} kB")
 
@@ -173,6 +205,25 @@ def terminals(folder: Path) -> None:
     """An example in a terminal."""
     screen = in_terminal([EXAMPLE, "--num-epochs", "6", "--output-dir", "outputs/digits"], 80)
     terminal_picture([f"$ python {EXAMPLE}", *screen], "terminal", 80)
+
+
+def gallery(folder: Path, names: Sequence[str] = tuple(GALLERY)) -> None:
+    """The end of what each example prints."""
+    write_mnist(folder / "data")
+    for name in names:
+        script, arguments = REPOSITORY / "examples" / f"{name}.py", GALLERY[name]
+        screen = in_terminal(["-c", LAUNCH, str(script), *arguments], 80, folder)
+        command = shlex.join(["python", f"examples/{name}.py", *arguments])
+        if name == "digits_to_drive":  # it prints nothing
+            command = "cat outputs/one_run/result.json"
+            screen = (folder / "outputs/one_run/result.json").read_text().splitlines()
+            screen = [line for line in screen if not any(word in line for word in ("pid", "host", 'ed": 1'))]
+        lines = [line.replace(f"{folder}/", "") for line in screen if "Warning" not in line]
+        lines = [part for line in lines for part in re.findall(".{1,80}", line) or [""]]  # as a terminal breaks them
+        shown = ["...", *lines[-16:]] if len(lines) > 16 else lines
+        if name == "digits_to_drive":
+            shown = [*lines[:16], "..."]
+        terminal_picture([f"$ {command}", *shown], f"gallery/{name}", 80)
 
 
 def reports(folder: Path) -> None:
@@ -219,16 +270,17 @@ def run(script: str, folder: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
 
 
-GROUPS: tuple[Callable[[Path], None], ...] = (terminals, reports, plots, pages, sweeps)
+GROUPS: tuple[Callable[[Path], None], ...] = (terminals, gallery, reports, plots, pages, sweeps)
 
 if __name__ == "__main__":
-    known = [*(group.__name__ for group in GROUPS), *PAGES]
+    known = [*(group.__name__ for group in GROUPS), *PAGES, *GALLERY]
     if unknown := set(sys.argv[1:]) - set(known):
         raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}. There are {', '.join(known)}.")
     for group in GROUPS:
         if group.__name__ in sys.argv[1:] or not sys.argv[1:]:
             with tempfile.TemporaryDirectory() as temporary:
                 group(Path(temporary))
-    if single := [name for name in PAGES if name in sys.argv[1:]]:
-        with tempfile.TemporaryDirectory() as temporary:
-            pages(Path(temporary), single)
+    for group, names in ((pages, PAGES), (gallery, tuple(GALLERY))):
+        if single := [name for name in names if name in sys.argv[1:]]:
+            with tempfile.TemporaryDirectory() as temporary:
+                group(Path(temporary), single)

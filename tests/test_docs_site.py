@@ -56,6 +56,7 @@ print(json.dumps([sorted(app.env.found_docs), sorted(app.env.domains.python_doma
 # What people type, and the page that they look for.
 SEARCHES = {
     "coming_from/scikit_learn": "scikit-learn, skorch",
+    "gallery": "gallery, examples",
     "how_to/audio": "audio, spectrogram",
     "how_to/best_model": "early stopping, save best model, overfitting",
     "how_to/before_training": "learning rate finder",
@@ -70,6 +71,7 @@ SEARCHES = {
     "how_to/history": "plot loss",
     "how_to/images": "data augmentation, image classification",
     "how_to/imbalanced": "class weights, imbalanced data",
+    "how_to/metrics": "iou",
     "how_to/multi_label": "multi-label",
     "how_to/notebooks": "colab",
     "how_to/object_detection": "object detection, bounding boxes",
@@ -81,7 +83,7 @@ SEARCHES = {
     "how_to/report": "confusion matrix",
     "how_to/resume": "resume training",
     "how_to/schedules": "learning rate scheduler, warmup",
-    "how_to/segmentation": "segmentation, iou",
+    "how_to/segmentation": "segmentation",
     "how_to/serving": "onnx",
     "how_to/several_machines": "slurm",
     "how_to/several_models": "gan",

@@ -88,6 +88,17 @@ def test_a_run_is_a_table_with_its_best_values_and_a_summary(
     assert str(tmp_path / "checkpoint-10") in saved
 
 
+def test_the_summary_has_line_breaks_where_the_terminal_is_narrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    with in_a_terminal(50) as terminal:
+        scored_trainer(tmp_path, 0.5, 0.5, max_steps=4, eval_strategy="steps", eval_steps=2).train()
+        summary = terminal.screen[[line[:8] for line in terminal.screen].index("Finished") :]
+    assert not any("\\n" in line for line in summary)
+    assert " ".join(" ".join(summary).split()).count("samples/s of wall time") == 1
+
+
 def test_a_resumed_run_compares_with_the_values_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def train(epochs: int, score: float) -> str:
         strategies = {"eval_strategy": "epoch", "save_strategy": "epoch"}

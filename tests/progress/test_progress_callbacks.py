@@ -170,6 +170,12 @@ def test_where_evaluations_have_a_metric_its_value_in_training_is_shown_on_reque
     assert asked.index("f1") < asked.index("train_f1")  # evaluations first
 
 
+def test_a_table_begins_with_the_epoch_and_the_loss_of_training_whatever_is_watched(capsys, tmp_path):
+    make_trainer(..., SaveBestModelCallback(tmp_path / "best.pt")).train(rows(8), 2, rows(4))
+    header = next(line for line in capsys.readouterr().out.splitlines() if "lr" in line)
+    assert header.split() == ["epoch", "train_loss_epoch", "eval_loss_epoch", "lr", "time"]
+
+
 def test_a_table_that_is_too_wide_for_a_terminal_says_what_it_leaves_out_and_a_file_has_all(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     many = Scores(" ".join(f"precision_{letter}" for letter in "abcdefgh"))

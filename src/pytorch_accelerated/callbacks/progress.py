@@ -349,7 +349,7 @@ class LogMetricsCallback(TrainerCallback):
         if not self.train_metrics:
             evaluated = {name for name in of_training for each in sets if name_in_set(f"eval{name[5:]}", each) in row}
             row = {name: value for name, value in row.items() if name not in evaluated}
-        order = sorted(row, key=lambda name: (name not in in_front, "eval" not in role_and_quantity(name)[0]))
+        order = sorted(row, key=lambda name: 0 if name in in_front else 2 - ("eval" in role_and_quantity(name)[0]))
         return {name: row[name] for name in order}
 
 

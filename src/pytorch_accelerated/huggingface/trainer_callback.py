@@ -282,8 +282,8 @@ class ProgressCallback(TrainerCallback):
         saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
         if state.best_model_checkpoint is not None:
             saved = {**saved, str(state.best_model_checkpoint): "best model"}
-        lines += saved_lines({path: what for path, what in saved.items() if Path(path).is_dir()})
-        show("\n".join(map(printable, lines)))
+        lines += map(printable, saved_lines({path: what for path, what in saved.items() if Path(path).is_dir()}))
+        show("\n".join(lines))
 
     def note_end(self, reason: str, skipped_updates: int) -> None:
         """Note how the run ended, for the summary."""
