@@ -203,7 +203,7 @@ def test_parts_that_join_later_resume_at_every_update_to_the_bit(tmp_path: Path)
 def test_a_part_that_the_model_lacks_is_an_error() -> None:
     model = Net()
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()), [UnfreezeCallback({1: "neck"})])
-    with pytest.raises(ConfigurationError, match="'neck' is found in no name"):
+    with pytest.raises(ConfigurationError, match="'neck' is not in the name of any"):
         trainer.train((INPUTS, TARGETS), 1)
 
 

@@ -53,7 +53,7 @@ class UnknownMetricError(PytorchAcceleratedError, ValueError):
 
 
 class MissingMetricError(UnknownMetricError, KeyError):
-    """The metric that selects the best model is not among those of an evaluation."""
+    """The metric that selects the best model is not among the metrics of an evaluation."""
 
     __str__ = Exception.__str__  # KeyError would show the message as a quoted string
 

@@ -63,7 +63,7 @@ class ModelFreezer:
                 super().train_epoch_start()
                 self.freezer.freeze(set_modules_as_eval=True)
 
-    With several processes, freeze and unfreeze on every rank, and before a run, not during one: data-parallel wrappers
+    With multiple processes, freeze and unfreeze on every rank, and before a run, not during one: data-parallel wrappers
     check only once which parameters have gradients.
 
     Args:

@@ -154,13 +154,13 @@ class Trainer(TrainerHooks):
             train_dataset: the training data.
             num_epochs: passes over it; None if `max_num_train_steps`, `max_samples` or `max_tokens` is given, which
                 override it. Of these three, one may be given.
-            eval_dataset: the evaluation data; or several sets in a dict by name, which are evaluated one after the
+            eval_dataset: the evaluation data; or multiple sets in a dict by name, which are evaluated one after the
                 other. Their metrics have the name in theirs: ``eval_<name>_loss_epoch``. The loss of the first set is
                 also recorded as ``eval_loss_epoch``, on which callbacks and schedules go by default. A dict with
                 tensors, arrays or dicts as values is one set in columns.
             per_device_batch_size: samples of a batch on one rank.
             max_num_train_steps: optimizer updates after which the run ends.
-            gradient_accumulation_steps: batches of a rank per update. The update equals that of one large batch.
+            gradient_accumulation_steps: batches of a rank per update. The update equals the update of one large batch.
             gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
             create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
                 as these are given. A `functools.partial` may hold `TrainerPlaceholderValues`.
@@ -191,9 +191,9 @@ class Trainer(TrainerHooks):
             max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
             overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
                 the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
-                has a bug. Schedules are those of the short epochs; augmentations stay random.
+                has a bug. Schedules follow the short epochs; augmentations stay random.
             record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
-                1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on so many that a run has between 1,024
+                1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on as many as give a run between 1,024
                 and 2,047 records, besides those at the ends of epochs. If the number of updates is unknown, the
                 distance grows with those that are done. Losses and weights do not depend on it.
             detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
@@ -281,16 +281,16 @@ class Trainer(TrainerHooks):
         """Evaluate once; the run history is reset and holds the metrics. Must be called by all ranks.
 
         Args:
-            dataset: the data, or several sets by name, as in `train`; default: the last evaluation dataset.
+            dataset: the data, or multiple sets by name, as in `train`; default: the last evaluation dataset.
             per_device_batch_size: samples of a batch on one rank.
             dataloader_kwargs: override the defaults of `get_default_eval_dl_kwargs`.
             collate_fn: combines samples into a batch; default: the last one given.
-            reset_run_history: False to add the metrics to those of the training before, for the same epoch and update.
+            reset_run_history: False to add the metrics to the last training's, for the same epoch and update.
 
         Returns:
             The metrics of this evaluation, by the names that they have in training: ``eval_loss_epoch`` is the mean
-            loss per sample, or per item if items are counted. Of several sets, each has an
-            ``eval_<name>_loss_epoch``, and ``eval_loss_epoch`` is that of the first. Losses are also there as
+            loss per sample, or per item if items are counted. Of multiple sets, each has an
+            ``eval_<name>_loss_epoch``, and ``eval_loss_epoch`` is the first set's. Losses are also there as
             ``evaluation_loss`` and ``evaluation_<name>_loss``, their names in the run history.
 
         Raises:
@@ -324,14 +324,14 @@ class Trainer(TrainerHooks):
 
         The trainer has the model, the loss function and the metrics of the run; it needs no optimizer. The results are
         files in ``evaluations`` in `folder`, which the run enters if it has an `EvaluateBesideCallback`. Started again
-        after it was killed, it goes on. States that the run deletes meanwhile are left out. Several processes may do
+        after it was killed, it goes on. States that the run deletes meanwhile are left out. Multiple processes may do
         this for one run, and share the states. Afterwards the trainer has the model of the last state.
 
         Args:
             folder: the folder of the states, on a disk that both see. It need not exist yet.
-            follow: wait for further states until the run is over. One without that callback never is, nor one that a
-                signal stopped. False: evaluate those that are there.
-            arguments: those of `evaluate`. With the batch size and the number of ranks of an evaluation in the run, the
+            follow: wait for further states until the run is over. A run without that callback, or stopped by a signal,
+                never counts as over. False: evaluate the states that are there.
+            arguments: for `evaluate`. With the batch size and the number of ranks of an evaluation in the run, the
                 values are the same to the bit.
 
         Raises:
@@ -391,7 +391,7 @@ class Trainer(TrainerHooks):
         """Write the model in evaluation mode, in a form that needs neither its code nor this library. Must be called by
         all ranks; the first one writes.
 
-        The inputs are those of the first batch that `predict` would make of the data. The first dimension may have any
+        The inputs come from the first batch that `predict` would make of the data. The first dimension may have any
         size afterwards; a line has the sizes of the others. What the file computes is compared with what the model
         computes in `predict`; what a hook of yours does around it, such as a softmax, is not in the file, and a line
         says so. It says which run it comes from.
@@ -557,13 +557,13 @@ class Trainer(TrainerHooks):
             update: the number of the update, from 1.
             debug: stop in the debugger before the forward pass of each batch of the update, where `trainer`, `batch`
                 and `rows` can be looked at.
-            train_arguments: the arguments of `train`; default: those of the trainer's last `train`.
+            train_arguments: the arguments of `train`; default: as in the trainer's last `train`.
 
         Returns:
             What was found; print it.
 
         Raises:
-            ConfigurationError: if no state is from before the update, or the run does not have so many updates.
+            ConfigurationError: if no state is from before the update, or the run does not have that many updates.
         """
         self._refuse_within_a_run("replay", "Call it when the run is over.")
         module = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
@@ -577,7 +577,7 @@ class Trainer(TrainerHooks):
         factory: str | Callable[[], tuple[Any, Mapping[str, Any]]] | None = None,
         **train_arguments: Any,
     ) -> Proof:
-        """Train a few updates uninterrupted, and again in every way that must give the same; name what differs.
+        """Train a few updates uninterrupted, and again in every way that must give the same result; name what differs.
 
         They are trained again, resumed from a training state before each update, without workers and with two, in twice
         as many batches of half the size; and in new processes, killed within an update and resumed, and on two ranks.
@@ -587,7 +587,7 @@ class Trainer(TrainerHooks):
 
         Args:
             train_dataset: the training data.
-            updates: how many to train, in short epochs, of which several end if the run has several. Without
+            updates: how many to train, in short epochs: two or more of them if the run has multiple epochs. Without
                 `num_epochs` or `max_num_train_steps`, it is also the length of the run for schedules.
             factory: makes the run again in other processes: a function of a module or script, without arguments, that
                 returns a new trainer and its arguments of `train`, or the place of one, such as
@@ -676,7 +676,7 @@ class Trainer(TrainerHooks):
             train_dataset: the training data; or
             batch: a batch as a loader would yield it.
             depth: levels of modules to list.
-            processes: also compute what the run would be on so many: rows and updates, bytes sent, memory of a rank
+            processes: also compute what the run would be on that many: rows and updates, bytes sent, memory of a rank
                 with and without sharding, and with `create_scheduler_fn` and `num_epochs` the learning rates.
             train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
 
@@ -958,7 +958,7 @@ class Trainer(TrainerHooks):
 
     @contextlib.contextmanager
     def _during_run(self, settings: TrainSettings) -> Iterator[Context]:
-        """A context for a call with `settings`; within a run, that of the run."""
+        """A context for a call with `settings`; within a run, the run's."""
         if self.run_context.control.is_at_work:
             with self.run_context.control.stopping.finishing_passes():
                 yield self.run_context

@@ -70,9 +70,9 @@ TWO_READINGS: dict[str, tuple[Any, ...]] = {
     "both dimensions": (own, TOKENS, PLACES, "f1", r"`classes_dim=1`\) or .*`classes_dim=2`\)"),
     "places or labels": (nn.BCEWithLogitsLoss(), TOKENS, (TOKENS > 0).float(), "f1", "task='binary'.* or 5 labels"),
     "logits or probabilities": (own, SCORES[:, 0].sigmoid(), NUMBERS > 1, "f1", "scores='logits'` or `scores='prob"),
-    "numbers or classes": (own, SCORES[:, 0], SCORES[:, 1], "f1", "Targets other than 0 and 1 are no classes.* mae"),
+    "numbers or classes": (own, SCORES[:, 0], SCORES[:, 1], "f1", "Targets other than 0 and 1 are not classes.* mae"),
     "a regression": (nn.MSELoss(), SCORES[:, 0], SCORES[:, 1], "accuracy", "The task is numbers, .* no accuracy"),
-    "class numbers": (own, NUMBERS, NUMBERS, "f1", "from class numbers, of which there is no f1", torch.Tensor.long),
+    "class numbers": (own, NUMBERS, NUMBERS, "f1", "from class numbers, which has no f1", torch.Tensor.long),
     "no shape": (own, SCORES, SCORES[:, :3], "mae", r"float32 \[\d+, 4\].*, and the targets float32 \[\d+, 3\]"),
 }
 

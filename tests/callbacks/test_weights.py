@@ -73,7 +73,7 @@ def test_averages_in_one_run_have_metrics_files_best_values_and_states_of_their_
     assert values_of(trainer.run_history)["ema_model_eval_loss_epoch"] == alone[0][0]
     assert [each.best_metric for each in unnamed] == [alone[1][1], alone[0][1]]
     Path("folder").mkdir()
-    with pytest.raises(DuplicateCallbackError, match="Several averages are called 'ema_model'. Give each its own"):
+    with pytest.raises(DuplicateCallbackError, match="Multiple averages are called 'ema_model'. Give each its own"):
         fit(a_trainer(ModelEmaCallback(), ModelEmaCallback(save_path="folder/ema_model.pt")))
 
 

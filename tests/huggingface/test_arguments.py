@@ -236,7 +236,7 @@ def test_values_follow_from_those_that_are_given(given: dict[str, Any], expected
         ({"learning_rat": 1}, TypeError, "unexpected keyword argument 'learning_rat'"),
         ({"push_to_hub": True, "hub_strategy": 1}, ArgumentTypeError, "`push_to_hub` is True.*`hub_strategy` is 1"),
         *(
-            ({name: word}, ConfigurationError, f"`{name}` cannot work: '{word}' is no .*Did you mean '{meant}'")
+            ({name: word}, ConfigurationError, f"`{name}` cannot work: '{word}' is not .*Did you mean '{meant}'")
             for name, word, meant in (
                 ("optim", "adamw_toch", "adamw_torch"),
                 ("lr_scheduler_type", "cosin", "cosine"),
@@ -244,12 +244,16 @@ def test_values_follow_from_those_that_are_given(given: dict[str, Any], expected
                 ("save_strategy", "Steps", "steps"),
             )
         ),
-        ({"save_strategy": 3}, ValueError, "3 is no SaveStrategy. Choose among 'no', 'steps', 'epoch', 'best'"),
-        ({"eval_strategy": "best"}, ValueError, "'best' is no IntervalStrategy"),
+        (
+            {"save_strategy": 3},
+            ValueError,
+            "3 is not a valid SaveStrategy. Choose among 'no', 'steps', 'epoch', 'best'",
+        ),
+        ({"eval_strategy": "best"}, ValueError, "'best' is not a valid IntervalStrategy"),
         (
             {"optim": "galore_adamw"},
             ConfigurationError,
-            "'galore_adamw' is no OptimizerNames.*optimizer_cls_and_kwargs",
+            "'galore_adamw' is not a valid OptimizerNames.*optimizer_cls_and_kwargs",
         ),
         *(
             (arguments, ValueError, "_steps` is .*: give a whole number of updates, or a share")

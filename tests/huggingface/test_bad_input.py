@@ -315,7 +315,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
         "a word as a callback",
         lambda folder: make_trainer(folder, "tensorboard"),
         ArgumentTypeError,
-        "'tensorboard' is no callback",
+        "'tensorboard' is not a callback",
     ),
     (
         "a callback of the native trainer",

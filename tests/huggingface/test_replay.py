@@ -68,5 +68,5 @@ def test_the_trainer_of_the_training_itself_may_go_back(tmp_path: Path) -> None:
     assert trainer.state.log_history == history
     assert trainer.args.save_strategy == strategy
     assert len(log.weights) == len(seen)
-    with pytest.raises(ConfigurationError, match="Make it anew"):
+    with pytest.raises(ConfigurationError, match="Make it again"):
         trainer.replay(str(tmp_path), 2)

@@ -105,7 +105,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     other = make_trainer(tmp_path)
     for use in (other._load_from_checkpoint, other.train):
         with pytest.raises(
-            InvalidCheckpointError, match=r"saved again since .* in several files.* delete manifest.json"
+            InvalidCheckpointError, match=r"saved again since .* in multiple files.* delete manifest.json"
         ):
             use(str(folder))
     (folder / "manifest.json").unlink()

@@ -72,7 +72,7 @@ def test_what_cannot_be_searched_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="only 'optuna'"):
         trainer.hyperparameter_search(backend="ray")
     searching = make_trainer(tmp_path, parts={"model_init": Regression})
-    with pytest.raises(ConfigurationError, match="'rate', which is no argument"):
+    with pytest.raises(ConfigurationError, match="'rate', which is not an argument"):
         searching.hyperparameter_search(lambda trial: {"rate": 1.0}, n_trials=1)
 
 

@@ -561,7 +561,7 @@ def test_what_is_unclear_about_layers_is_asked() -> None:
     for model, words in ((Unordered("last"), "is its head"), (Unordered("head"), "is its input layer")):
         with pytest.raises(ConfigurationError, match=rf"Which part of the Unordered {words}\?.*adamw=\["):
             of_extras.muon_and_adamw(model, lr=1e-3)
-    for patterns, words in ((["frist"], "is found in no name"), (["."], "nothing is left")):
+    for patterns, words in ((["frist"], "is not in any name"), (["."], "nothing is left")):
         with pytest.raises(ConfigurationError, match=words):
             of_extras.muon_and_adamw(DEEP, lr=1e-3, adamw=patterns)
 

@@ -234,7 +234,7 @@ def test_a_world_of_one_is_one_process_whatever_else_is_said(variables: dict[str
 def test_accelerate_launch_that_starts_one_process_instead_of_two_is_an_error() -> None:
     (facts,) = facts_of(run_on_ranks(SCRIPT, 1, launcher=[accelerate_launch(1)]))
     assert facts["processes"] == 1
-    with pytest.raises(AssertionError, match="LaunchError: `accelerate launch` was asked for several") as failure:
+    with pytest.raises(AssertionError, match="LaunchError: `accelerate launch` was asked for multiple") as failure:
         run_on_ranks(SCRIPT, 1, "--rate", "0.1", launcher=[accelerate_launch(2)])
     assert f"torchrun --nproc-per-node N {SCRIPT} --rate 0.1" in str(failure.value)
 

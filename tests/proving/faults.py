@@ -200,7 +200,7 @@ def normalised() -> Run:
 
 
 def of_batch(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A loss that is no mean over the rows."""
+    """A loss that is not a mean over the rows."""
     return (outputs - targets).square().mean().sqrt()
 
 

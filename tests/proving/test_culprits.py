@@ -254,7 +254,7 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         lambda: run(None, CountsBatches(), loss_func=sum_loss, model=CountedModel()),
         HALVES,
         1,
-        "^the gradients, by 0.5 of their norm: the loss is no mean over the rows .*: it is .* of its halves",
+        "^the gradients, by 0.5 of their norm: the loss is not a mean over the rows .*: it is .* of its halves",
     ),
     "a gradient that is no mean, of a loss that is one": (
         lambda: run(model=WithSquashed()),

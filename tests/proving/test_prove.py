@@ -139,7 +139,7 @@ PLANTED: dict[str, tuple[Callable[[], Run], str, int | None, str]] = {
         lambda: run(loss_func=faults.of_batch),
         HALVES,
         1,
-        "the gradients, by .* of their norm: the loss is no mean over the rows",
+        "the gradients, by .* of their norm: the loss is not a mean over the rows",
     ),
 }
 

@@ -151,8 +151,8 @@ PARTS: list[Case] = [
         ["gradient_accumulation_steps=2", "to `train`"],
     ),
     (lambda: make(mixed_precision="float16"), ConfigurationError, ["`mixed_precision` is 'float16'", "'bf16'"]),
-    (lambda: make([5]), ArgumentTypeError, ["is no callback", "none of its methods is named like an event"]),
-    (lambda: make(nn.Linear(1, 1)), ArgumentTypeError, ["Linear", "is no callback"]),
+    (lambda: make([5]), ArgumentTypeError, ["is not a callback", "none of its methods is named like an event"]),
+    (lambda: make(nn.Linear(1, 1)), ArgumentTypeError, ["Linear", "is not a callback"]),
     (lambda: make(Watcher, Watcher), DuplicateCallbackError, ["'Watcher'", "`state_key`"]),
     (
         lambda: make(LimitBatchesCallback(2), LimitBatchesCallback(2)),
@@ -183,8 +183,8 @@ DATASETS: list[Case] = [
     (train(eval_dataset={"x": torch.ones(4), "y": "abc"}), DataError, ["data['y']", "str"]),
     (lambda: make().predict(list(DATA)), ArgumentTypeError, ["this one of two arrays has two samples", "a tuple"]),
     (lambda: make().predict((DATA[0], ["cat"] * 8)), DataError, ["is of type str", "a torch Dataset"]),
-    (train(TABLE), ArgumentTypeError, ["A DataFrame is no dataset", 'to_numpy("float32")']),
-    (train((DATA[0], TABLE[0])), ArgumentTypeError, ["A Series is no dataset"]),
+    (train(TABLE), ArgumentTypeError, ["A DataFrame is not a dataset", 'to_numpy("float32")']),
+    (train((DATA[0], TABLE[0])), ArgumentTypeError, ["A Series is not a dataset"]),
     (train(OrderedDict(train=DATA)), ArgumentTypeError, ["'train'", "one of its entries"]),
     (
         train(datasets.DatasetDict(train=datasets.Dataset.from_dict({"x": [1.0]}))),

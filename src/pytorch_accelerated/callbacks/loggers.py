@@ -38,10 +38,10 @@ class _FileLogger(TrainerCallback, abc.ABC):
     """Writes every number in the run history to a file, which always has whole rows.
 
     The metrics recorded at one point of the run make a row. A step record has a row of its own, so that the file has a
-    curve that grows within epochs: its columns are those of `StepRecord.columns`. Rows of metrics have no `train_loss`
+    curve that grows within epochs: it has the columns of `StepRecord.columns`. Rows of metrics have no `train_loss`
     unless a metric has that name.
 
-    Rows are added at the end of the file, those of step records about once a second. A new file replaces the old one at
+    Rows are added at the end of the file; step records about once a second. A new file replaces the old one at
     first, and when a column is added. A resumed run writes it again from the history of its training state.
 
     Args:
@@ -165,7 +165,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
 
 
 class CSVLoggerCallback(_FileLogger):
-    """Writes a table with the columns `epoch`, `update`, one for each metric, and those of step records.
+    """Writes a table with the columns `epoch`, `update`, one for each metric, and the columns of step records.
 
     Cells without a value are empty.
     """

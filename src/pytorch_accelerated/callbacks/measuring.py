@@ -25,7 +25,7 @@ class RecordMeansCallback(TrainerCallback):
 
         RecordMeansCallback("generator_loss", "discriminator_loss")
 
-    A name is that of an entry of the model's outputs, if they are a dict, or of what `calculate_train_batch_loss` and
+    A name is an entry of the model's outputs, if they are a dict, or of what `calculate_train_batch_loss` and
     `calculate_eval_batch_loss` return: a number for the batch, or a tensor, whose mean is taken. They are recorded as
     ``train_<name>`` and ``eval_<name>``, and as ``intermediate_eval_<name>`` for evaluations within an epoch: means
     over what the loss is a mean of, samples or counted items of all ranks, so that parts of a loss add up to it. They

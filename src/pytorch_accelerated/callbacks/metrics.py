@@ -35,7 +35,7 @@ MetricFunction = Callable[[Any, Any], Any]
 Choice = str | Callable[[Any], Any] | None
 """Which part: the usual one, one by name, or what a function returns."""
 
-# "eval_loss_epoch" and "intermediate_eval_loss" are those of the loop.
+# The loop records "eval_loss_epoch" and "intermediate_eval_loss".
 _NAMES_OF_LOSSES = ("loss", "loss_epoch")
 _NAMED = "by name"  # the entry of a state; no class of torchmetrics is called so
 
@@ -56,10 +56,10 @@ class MetricsCallback(TrainerCallback):
     first are also recorded under these names. Put this callback before the callbacks that log.
 
     **Names** are accuracy, balanced_accuracy, precision, recall, f1, iou, auc, average_precision, mcc and
-    top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. Accuracy and those of numbers are computed here;
+    top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. Accuracy and metrics of numbers are computed here;
     the others need torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they
     leave two readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes:
-    logits or probabilities. Of two classes, precision, recall, f1, iou and average_precision are those of the class 1;
+    logits or probabilities. Of two classes, precision, recall, f1, iou and average_precision belong to class 1;
     of more, means over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not
     count. Of a causal language model of transformers with its own loss, the scores at a token are compared with the
     next one.
@@ -69,12 +69,12 @@ class MetricsCallback(TrainerCallback):
     once; a list with one result per sample, such as its boxes, stays a list. Functions of scikit-learn itself take the
     targets first, and so get them first. A function returns a number, or a dict of numbers, which are recorded by their
     own names. Functions are not computed in training. Memory: during an evaluation each rank keeps the predictions and
-    targets of its own samples in host memory, and at its end, for a moment, those of all samples; with
+    targets of its own samples in host memory, and at its end, for a moment, of all samples; with
     ``predictions="argmax"`` these are two numbers a sample. For anything larger, pass metrics of torchmetrics, which
     need not keep rows.
 
     **Metrics of torchmetrics** are updated batch by batch, in training as well, and recorded as ``train_<name>``, too.
-    On two or more ranks, the values are those of one process with all samples, if the metric can be merged: each rank
+    On two or more ranks, the values equal one process's with all samples, if the metric can be merged: each rank
     updates its own copy, without waiting for the others, and the copies are merged when the value is computed. Ranks
     without a batch do not count. The copies are saved with training states, so a resumed epoch has the same metrics.
 
@@ -97,7 +97,7 @@ class MetricsCallback(TrainerCallback):
             entry of that name. A function: what it returns for the batch.
         task: for names: "binary", "multiclass", "labels" or "regression".
         classes_dim: the dimension of the outputs that has the classes, or the labels.
-        ignore_index: the target that does not count; None: that of the loss function, or -100.
+        ignore_index: the target that does not count; None: the loss function's, or -100.
         scores: "logits" or "probabilities".
         average: of precision, recall, f1, iou, auc and average_precision over the classes: "macro", "micro" or
             "weighted".
@@ -610,7 +610,7 @@ def _entry(data: Any, name: str, of: str) -> Any:
 def _argmax(predictions: Any) -> torch.Tensor:
     if not isinstance(predictions, torch.Tensor) or predictions.ndim < 2 or predictions.shape[-1] == 1:
         raise HookOutputError(
-            f"predictions='argmax' needs several classes in the last dimension, but the model's outputs are "
+            f"predictions='argmax' needs multiple classes in the last dimension, but the model's outputs are "
             f"{described(predictions)}. Pass a function, for example predictions=lambda outputs: outputs[:, 0] > 0."
         )
     return predictions.argmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Metrics by name over one pass: means, and those of numbers, are computed here; the others by torchmetrics."""
+"""Metrics by name over one pass: means, and metrics of numbers, are computed here; the others by torchmetrics."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class NamedMetrics:
     """Metrics by name of one pass, of one task.
 
     Args:
-        names: those of `check_names`.
+        names: as `check_names` returns them.
         task: of the run.
         asked: what the user says of it.
         device: of the outputs.
@@ -115,7 +115,7 @@ class NamedMetrics:
             )
             remedy = "Pass scores for each class" if task.scores == "classes" else f"There are {', '.join(possible)}"
             raise HookOutputError(
-                f"The task is {task.words}, of which there is no {', '.join(dict.fromkeys(wrong))}. {remedy}, or say "
+                f"The task is {task.words}, which has no {', '.join(dict.fromkeys(wrong))}. {remedy}, or say "
                 "what outputs and targets are: `task`, `predictions` and `targets` of MetricsCallback."
             )
         of_torchmetrics = [name for name in names if name not in _COMPUTED_HERE]
@@ -226,7 +226,7 @@ class NamedMetrics:
         return found
 
     def _averaged(self, name: str, values: torch.Tensor) -> float:
-        """One value of those of the classes, as scikit-learn defines it.
+        """One value from the values of the classes, as scikit-learn defines it.
 
         Where a class is missing among the targets, or is the only one, its area is not defined, and so is the mean. The
         average precision of a missing class is 0. Weighted means leave missing classes out.
@@ -269,7 +269,7 @@ class NamedMetrics:
             )
         if has_fractions and not self._is_asked:
             raise HookOutputError(
-                "Targets other than 0 and 1 are no classes, and the loss function does not tell what they are. Say "
+                "Targets other than 0 and 1 are not classes, and the loss function does not tell what they are. Say "
                 "`task` to MetricsCallback, by which those above 1/2 belong to a class, or pass metrics of numbers: "
                 f"{', '.join(NUMBER_NAMES)}."
             )

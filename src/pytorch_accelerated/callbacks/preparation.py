@@ -105,7 +105,7 @@ class UnfreezeCallback(TrainerCallback):
         unknown = [each for of_epoch in self.patterns.values() for each in of_epoch if not _has_any(names, [each])]
         if unknown:
             raise ConfigurationError(
-                f"{listed(unknown)} is found in no name of a parameter, of which there are {listed(names)}. Correct it."
+                f"{listed(unknown)} is not in the name of any parameter. They are {listed(names)}. Correct it."
             )
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:

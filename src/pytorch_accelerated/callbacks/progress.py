@@ -130,7 +130,7 @@ class ProgressBarCallback(TrainerCallback):
         """Open the bar of an epoch."""
         self._close_all()
         config, state, run = trainer.run_config, trainer.run_state, trainer.run_context
-        # The history may continue that of an earlier run, whose epochs `num_epochs` leaves out.
+        # The history may continue an earlier run, whose epochs `num_epochs` leaves out.
         epoch = trainer.run_history.current_epoch
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
         size = config.train_per_device_batch_size

@@ -157,7 +157,7 @@ class SaveBestModelCallback(MetricJudge):
             self._lost = None
 
     def _tell_of_lost(self, ranks: Ranks) -> None:
-        """Say that the best value of the run, by which callbacks may have stopped it, is not that of the weights."""
+        """Say that the best value of the run, by which callbacks may have stopped it, doesn't belong to the weights."""
         if self._lost is not None and self._watched.is_better(self._lost[0], self.best_metric):
             warn_user(
                 ranks,
@@ -216,8 +216,8 @@ class SaveTrainingStateCallback(StateSaver):
         save_every_n_steps: the number of optimizer updates between two states.
         save_at_end: whether to save ``final`` when the run is complete, or stopped by anything but a signal.
         max_checkpoints: the number of newest states to keep. All states are kept if this and `keep_best` are None.
-        keep_best: the number of best states to keep as well. The value of a state is that of `watch_metric` recorded
-            after the same update, before the state was saved; states without a value are not among the best.
+        keep_best: the number of best states to keep as well. The value of a state is the last one of `watch_metric`
+            recorded after the same update, before the state was saved; states without a value are not among the best.
         watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
         save_every_n_minutes: the minutes between two states, by the clock of rank 0, give or take a second or an
@@ -228,7 +228,7 @@ class SaveTrainingStateCallback(StateSaver):
             host memory, as large as the state; see `Trainer.save_training_state`.
         local_dir: where states are until they are uploaded, if `save_dir` is a URL; the newest stays there. Default: a
             folder for this URL in ``~/.cache/pytorch_accelerated`` (``$XDG_CACHE_HOME``). For a sharded model on
-            several machines, it must be a folder that they share.
+            multiple machines, it must be a folder that they share.
         storage_timeout: seconds for which a request to the storage of a URL is repeated if it fails, and for which it
             may go without moving a byte. A stalled storage ends the run twice as long after its last update.
 
@@ -433,7 +433,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     To train on, pass either as `initial_checkpoint`, with ``is_continuation_from_checkpoint=True`` for the scheduler.
     The new run has the weights, the optimizer and, of a training state, the random generators. It counts from 0: its
-    number of epochs or steps is that of the new part. For a run that equals an uninterrupted one of a greater length,
+    number of epochs or steps counts the new part. For a run that equals an uninterrupted one of a greater length,
     resume from the training state: ``train(..., resume_from=...)`` with the number of epochs of the whole.
 
     Args:

@@ -55,7 +55,7 @@ class MetricJudge(TrainerCallback):
         if trainer.run_state.updates > 0:
             self._continue()
         else:
-            self._new_values(trainer)  # those of earlier runs belong to other weights
+            self._new_values(trainer)  # values of earlier runs belong to other weights
             self._start_over()
 
     def on_eval_epoch_end(self, trainer: Trainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -162,7 +162,7 @@ class EarlyStoppingCallback(MetricJudge):
     As in pytorch-accelerated 0.1.61, the defaults are a patience of 1 and an absolute threshold of 0.01, which is large
     for a loss of 0.05: most runs want ``EarlyStoppingCallback(5, early_stopping_threshold=0)`` or so.
 
-    Every value is judged once: those of an epoch and its evaluation at the end of the epoch, those of an evaluation
+    Every value is judged once: values of an epoch and its evaluation at the end of the epoch, values of an evaluation
     within an epoch right after that evaluation. Values of `Trainer.evaluate` are not judged.
 
     Args:
@@ -268,7 +268,7 @@ class StopAtCallback(MetricJudge):
         if not limits or not all(map(is_finite_number, limits)) or (len(limits) > 1 and limits[0] <= limits[1]):
             raise ConfigurationError(
                 f"`StopAtCallback({self.watch_metric!r})` has `at_least` {self.at_least!r} and `at_most` "
-                f"{self.at_most!r}. Give a number for one of them, or a range outside of which the run should end."
+                f"{self.at_most!r}. Give a number for one of them, or a range; the run ends outside of it."
             )
 
     def _start_over(self) -> None:

@@ -16,7 +16,7 @@ from pytorch_accelerated.facts.error_notes import described
 KINDS = ("binary", "multiclass", "labels", "regression")
 SCORES = ("logits", "probabilities")
 AVERAGES = ("macro", "micro", "weighted")
-_IGNORED = -100  # no class has a negative number, so that of torch's losses can be left out everywhere
+_IGNORED = -100  # no class has a negative number, so this one of torch's losses can be left out everywhere
 _F = nn.functional
 # For losses of torch the tasks that they are for, and what the outputs are.
 _LOSSES: dict[Any, tuple[str, str]] = {
@@ -136,7 +136,7 @@ def kind_of_task(
     """
     asked = asked or Asked()
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not outputs.ndim:
-        raise _no_task(outputs, targets, "they are no tensors with a row for each sample")
+        raise _no_task(outputs, targets, "they are not tensors with a row for each sample")
     kind, of_loss = _of_loss(loss_func) or (None, "unsure")
     scores = (asked.scores or of_loss) if outputs.is_floating_point() else "classes"
     ignored = getattr(loss_func, "ignore_index", _IGNORED) if asked.ignore_index is None else asked.ignore_index

@@ -39,7 +39,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     scheduler, because they belong to the model itself.
 
     On two or more ranks, the averages of parameters are equal. Averages of buffers that each rank has for itself (the
-    statistics of BatchNorm) differ; those of rank 0 are evaluated and saved. Of a sharded model, each rank averages its
+    statistics of BatchNorm) differ; rank 0's are evaluated and saved. Of a sharded model, each rank averages its
     own parts, and the average takes the model's place while it is evaluated and saved.
 
     Args:
@@ -52,7 +52,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         model_ema: creates the average from the model and ``decay``; a subclass of `ModelEma` can have another rule.
         callbacks: classes or instances whose events are fired while the average is evaluated, besides the metrics of
             ``Trainer(metrics=...)``.
-        name: of the average, with which its metrics begin, and after which its file is called. Several averages that
+        name: of the average, with which its metrics begin, and after which its file is called. Multiple averages that
             have the same name are called after their files.
 
     Attributes:
@@ -68,7 +68,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     _ema_model: Any = None  # a `ModelEma`, or a `ShardedEma`
     _loaded_weights: dict[str, Any] | None = None
     _applied_updates = 0
-    _is_finished = True  # whether the average can be evaluated: that of `SWACallback` only when its last epoch is in it
+    _is_finished = True  # whether the average can be evaluated: in `SWACallback` only when its last epoch is in it
 
     recorded_names = None  # what metrics measure on the averages, too
 
@@ -104,7 +104,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         return average
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Start the average with a copy of the model, or continue that of the run that is being resumed."""
+        """Start the average with a copy of the model, or continue the average of the run that is being resumed."""
         averages = [each for each in trainer.callback_handler if isinstance(each, ModelEmaCallback)]
         same = [each for each in averages if each.name == self.name]
         for each in same if len(same) > 1 else ():
@@ -112,7 +112,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             each.name = Path(each.save_path).stem
             each.watch_metric = f"{each.name}_{metric}"
         if len({each.name for each in averages}) < len(averages):
-            raise DuplicateCallbackError(f"Several averages are called {self.name!r}. Give each its own `name`.")
+            raise DuplicateCallbackError(f"Multiple averages are called {self.name!r}. Give each its own `name`.")
         if self._evaluates(trainer):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
@@ -217,8 +217,8 @@ class SWACallback(ModelEmaCallback):
     The average is evaluated, if there is an evaluation set, and saved at the end of the run, also of one that ends
     early: by early stopping, another callback, a signal or a limit. Weights within an epoch don't belong to it. The
     names of its metrics begin with its own name. The statistics of its BatchNorm layers are computed again before, in
-    one pass over the training data; those of a sharded model are averages, too. The trainer's own model is never
-    changed. A rate that stays high, such as that of torch's ``SWALR``, makes it useful.
+    one pass over the training data; for a sharded model they are averages, too. The trainer's own model is never
+    changed. A rate that stays high, such as with torch's ``SWALR``, makes it useful.
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).
@@ -289,7 +289,7 @@ class SWACallback(ModelEmaCallback):
         return super()._evaluates(trainer) and trainer.eval_dataset is not None
 
     def _refresh_statistics(self, trainer: Trainer) -> None:
-        """Compute those of BatchNorm layers over the training data. All ranks take those of the first one."""
+        """Compute the statistics of BatchNorm layers over the training data. All ranks take the first one's."""
         average, context = self._average(trainer), trainer.run_context
         module = nn.Module() if isinstance(average, ShardedEma) else average.module
         layers = [layer for layer in module.modules() if is_batch_norm(layer)]

@@ -112,8 +112,8 @@ def check_dataset(dataset: Any, *, num_passes: int | None = 1) -> ArrayDataset |
     for item in dataset if type(dataset) is tuple else (dataset,):
         if hasattr(item, "to_numpy"):  # of pandas, polars and others
             raise ArgumentTypeError(
-                f"A {type(item).__name__} is no dataset: its rows are no samples that torch can put into a batch. Pass "
-                'arrays, for example `(table[inputs].to_numpy("float32"), table[target].to_numpy())`.'
+                f"A {type(item).__name__} is not a dataset: its rows are not samples that torch can put into a batch. "
+                'Pass arrays, for example `(table[inputs].to_numpy("float32"), table[target].to_numpy())`.'
             )
     arrays = as_array_dataset(dataset)  # refuses arrays of different lengths
     if arrays is not None:
@@ -151,7 +151,7 @@ def refuse_several(dataset: Any) -> None:
     if all(isinstance(each, (Dataset, DataLoader)) or hasattr(each, "column_names") for each in dataset):
         raise ArgumentTypeError(
             f"A {type(dataset).__name__} of {len(dataset)} datasets could be several, or one of all their rows. For "
-            "several evaluation sets, pass a dict with a name for each; for all rows, "
+            "multiple evaluation sets, pass a dict with a name for each; for all rows, "
             "`torch.utils.data.ConcatDataset(...)` of them."
         )
 
@@ -159,7 +159,7 @@ def refuse_several(dataset: Any) -> None:
 def named_sets(dataset: Any) -> dict[str, Any]:
     """The evaluation sets that `dataset` consists of, by name, in order; none if it is a single set.
 
-    A dict is several sets if none of its values is a tensor, an array or a dict: with these it is one set in columns.
+    A dict is multiple sets if none of its values is a tensor, an array or a dict: with these it is one set in columns.
 
     Raises:
         ArgumentTypeError: if a name is not a string, or empty.
@@ -214,7 +214,7 @@ def distribute_loader(
     loader = given_loader(loader)
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(
-            f"A {type(loader).__name__} is no loader. Return a DataLoader or another iterable of batches."
+            f"A {type(loader).__name__} is not a loader. Return a DataLoader or another iterable of batches."
         )
     # A loader's own generator decides, as it would without a trainer. Every rank draws, so generators stay in step.
     own_seed = ranks.from_first(drawn_seed(loader))
@@ -303,11 +303,11 @@ def refuse_other_rows(loader: RunLoader, ranks: Ranks) -> None:
     Raises:
         DataError: says how they differ.
     """
-    everyones = ranks.exchange(loader.fingerprint)
-    difference = next(filter(None, map(everyones[0].difference, everyones)), None)
+    by_rank = ranks.exchange(loader.fingerprint)
+    difference = next(filter(None, map(by_rank[0].difference, by_rank)), None)
     if difference is None:
         return
-    lengths = [theirs.rows for theirs in everyones]
+    lengths = [theirs.rows for theirs in by_rank]
     raise DataError(
         f"The ranks have different datasets ({type(loader.dataset).__name__}; lengths by rank: {lengths}; some rank "
         f"has {difference}), so samples would be used twice or never. If they were split at random, call "
@@ -410,7 +410,7 @@ class DataLoaderSlice:
         return itertools.islice(self.dl, self.slice_size)
 
     def __len__(self) -> int:
-        """The number of batches, at most that of the loader; a TypeError if the loader has no length."""
+        """The number of batches, at most the loader's; a TypeError if the loader has no length."""
         return min(self.slice_size, len(self.dl))
 
     def __getattr__(self, name: str) -> Any:

@@ -57,10 +57,10 @@ class Counter:
 
 
 def rows_left(batch: Any, samples: int | None) -> int | None:
-    """The rows of a batch, of which a `collate_fn` may have left some out.
+    """The rows left after a `collate_fn` that may drop some.
 
-    They are the first dimension of all columns, if it is smaller than `samples`. It is no row where the second
-    dimension has the samples, as in sequences that come first.
+    They are the first dimension of all columns, if it is smaller than `samples`, except where the second dimension has
+    the samples, as for sequences whose first dimension is time.
     """
     columns = list(batch.values() if isinstance(batch, Mapping) else batch if type(batch) in _COLUMNS else [batch])
     shapes = [column.shape for column in columns if isinstance(column, torch.Tensor)]
@@ -92,7 +92,7 @@ class TargetsThatCount:
         self._known: tuple[int | None, torch.Tensor] | None = None
 
     def __call__(self, batch: Any, samples: int | None) -> Any:
-        """The sum, a tensor on the device of the targets; None for a batch that is no tuple of inputs and targets."""
+        """The sum, a tensor on the device of the targets; None for a batch other than (inputs, targets)."""
         targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
         if not isinstance(targets, torch.Tensor) or not targets.ndim:
             return None

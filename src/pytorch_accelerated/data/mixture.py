@@ -24,7 +24,7 @@ _LONGEST_PATTERN = 2**20  # rows; it is found row by row, in about a second
 
 
 class Mixture(Dataset[Any]):
-    """Several map-style datasets as one, whose rows come in given proportions in training.
+    """Multiple map-style datasets as one, whose rows come in given proportions in training.
 
     ::
 
@@ -48,7 +48,7 @@ class Mixture(Dataset[Any]):
 
     Raises:
         ArgumentTypeError: if `rows` is not a whole number.
-        ConfigurationError: for an empty dataset, or one that is not map-style; a weight that is no number above 0; too
+        ConfigurationError: for an empty dataset, or one that is not map-style; a weight that is not above 0; too
             few or too many weights; no rows.
     """
 
@@ -70,7 +70,7 @@ class Mixture(Dataset[Any]):
         return self.__getitems__([range(len(self))[index]])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The rows at these indices; those of one dataset in one call, if it has this method too."""
+        """The rows at these indices; one call for each dataset, if it has this method too."""
         which = np.searchsorted(self._starts, indices, side="right") - 1
         rows: list[Any] = [None] * len(indices)
         for number in np.unique(which):
@@ -111,7 +111,7 @@ class Mixture(Dataset[Any]):
 
         The rows of a dataset have their windows: the j-th comes where its share reaches j - 1 at the earliest, and j at
         the latest. Of the datasets whose window has begun, it is the turn of the one whose window ends first. That
-        keeps all windows, unlike the turn of the one that lags behind most. Source: Tijdeman, The chairman assignment
+        keeps all windows, unlike picking the one furthest behind. Source: Tijdeman, The chairman assignment
         problem, Discrete Mathematics 32, 1980.
         """
         counts, total = self._counts, sum(self._counts)

@@ -1,4 +1,4 @@
-"""The order of the samples in an epoch, ours or that of a user's sampler. It is the same on every rank."""
+"""The order of the samples in an epoch, ours or a user's sampler's. It is the same on every rank."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def role_of_set(name: str) -> str:
 
 
 def differing_rows(saved: Mapping[str, SavedData], loaders: Loaders, source: object) -> Iterator[str]:
-    """A warning for each loader of a resumed run whose rows differ from those of the run that `source` has saved."""
+    """A warning for each loader of a resumed run whose rows differ from the rows of the run that `source` has saved."""
     named = {role_of_set(name): loader for name, loader in loaders.eval_by_name.items()}
     evaluated = named if named.keys() & saved.keys() else {"eval": loaders.eval}
     for role, loader in {"train": loaders.train, **evaluated}.items():

@@ -115,7 +115,7 @@ def _is_array(value: Any) -> bool:
 def _as_tensor(name: str, array: Any) -> torch.Tensor | None:
     """A tensor that shares the memory of an array with rows; None if torch has no such dtype."""
     if not _is_array(array):
-        kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "no dense tensor"
+        kind = f"of type {type(array).__name__}" if not isinstance(array, torch.Tensor) else "not a dense tensor"
         raise DataError(
             f"{name} of the dataset is {kind}, but rows can be taken only from dense tensors and numpy arrays, in "
             "plain tuples, lists and dicts. Pass these, or a torch Dataset that returns one sample for an "

@@ -71,7 +71,7 @@ class RunPlan:
         return self.update_of(number).rows
 
     def update_of_sample(self, samples: int) -> int:
-        """The number of the update with which the run has used so many samples, over all ranks."""
+        """The number of the update with which the run has used this many samples, over all ranks."""
         used, number = self.start.samples, self.start.updates
         for update in self._updates(self.start, needs_rows=False) if used < samples else ():
             used, number = used + update.window.size, update.number

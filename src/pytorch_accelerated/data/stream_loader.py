@@ -41,7 +41,7 @@ class StreamLoader(RunLoader):
 
     def __init__(self, loader: Iterable[Any], ranks: Ranks, *, is_sharded: bool, **settings: Any) -> None:
         super().__init__(loader, ranks, **settings)
-        self._previous: Any = None  # with several ranks, the last batch, which may be borrowed to stay in step
+        self._previous: Any = None  # with multiple ranks, the last batch, which may be borrowed to stay in step
         self._has_stream = isinstance(self.dataset, IterableDataset)
         self.is_sharded = is_sharded or not self._has_stream
         place = (0, 1) if is_sharded else (ranks.index, ranks.count)
@@ -102,7 +102,7 @@ class StreamLoader(RunLoader):
             measured = list(itertools.islice(batches, wanted))
             self.waiting.seconds += time.perf_counter() - began
             host, sizes = [each.batch for each in measured], [each.size for each in measured]
-            # Ranks agree before each update, because the stream of one may end before those of others.
+            # Ranks agree before each update, because the stream of one may end before the others'.
             numbers, samples_by_rank = self._exchange(sizes)
             total = None if None in samples_by_rank else sum(filter(None, samples_by_rank))
             rounds = max(numbers)
@@ -144,8 +144,8 @@ class StreamLoader(RunLoader):
     def _exchange(self, sizes: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
         """How many batches each rank has for an update or a round, and their samples; None if unknown."""
         samples = _UNKNOWN if None in sizes else sum(size or 0 for size in sizes)
-        everyones = self._ranks.exchange_numbers([len(sizes), samples])
-        return [batches for batches, _ in everyones], [None if each == _UNKNOWN else each for _, each in everyones]
+        by_rank = self._ranks.exchange_numbers([len(sizes), samples])
+        return [batches for batches, _ in by_rank], [None if each == _UNKNOWN else each for _, each in by_rank]
 
     def _weights(
         self, host: list[Any], sizes: list[int | None], total: int | None, count_items: Counter | None
@@ -196,6 +196,6 @@ class StreamLoader(RunLoader):
         if is_whole and seen and expected not in (None, seen):
             warnings.warn(
                 f"The {type(self.dataset).__name__} says that it has {expected} samples but yields {seen}. Correct "
-                "`__len__`; if there are several workers, divide the stream by `get_worker_info()` of torch.",
+                "`__len__`; if there are multiple workers, divide the stream by `get_worker_info()` of torch.",
                 stacklevel=2,
             )

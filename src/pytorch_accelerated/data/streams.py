@@ -1,4 +1,4 @@
-"""Fetches batches of streams, some of which know their position: an `IterableDataset` or loader with a state.
+"""Fetches batches of streams; some know their position: an `IterableDataset` or loader with a state.
 
 Those of the package `datasets` have a state too, but it is exact for some of them only.
 """
@@ -245,7 +245,7 @@ class HubSamples(Iterator[Any]):
     """The samples of one pass over an exact stream of `datasets`, with a position.
 
     They are read from a separate stream with the same rows. The user's stream would return the position of its latest
-    pass, which may be that of an evaluation, and a state once loaded would also apply to later runs.
+    pass, which may be an evaluation, and a state once loaded would also apply to later runs.
 
     Args:
         dataset: must be an `is_exact_hub_stream`.
@@ -329,8 +329,8 @@ class StreamFetcher:
     def state_dict(self) -> dict[str, Any]:
         """The position of the last pass; `state` is None if unknown. All fetched batches must have been used."""
         # Unless they are persistent, workers start each pass with a new copy of the dataset.
-        begins_anew = self._keeper is self._loader and self._is_finished
-        is_known = self._keeper is self._stream or (self._epoch is not None and not begins_anew)
+        starts_over = self._keeper is self._loader and self._is_finished
+        is_known = self._keeper is self._stream or (self._epoch is not None and not starts_over)
         return {
             "epoch": self._epoch,
             "batches": self._batches,

@@ -22,7 +22,7 @@ class TokenBatches(Sampler[list[int]]):
         trainer.train(dataset, num_epochs=3, train_dataloader_kwargs={"batch_sampler": batches})
 
     The tokens of a batch are its longest row times its rows: short rows come in large batches, long ones in small ones.
-    Rows of one length are shuffled over all of their batches, those of similar lengths over `mixed_batches`, and the
+    Rows of one length are shuffled over all of their batches, rows of similar lengths over `mixed_batches`, and the
     batches among each other. Every epoch has the same number of batches, so schedules know the length of a run. In a
     run, seed and epoch determine all that; elsewhere, torch's generator does.
 
@@ -68,7 +68,7 @@ class TokenBatches(Sampler[list[int]]):
         return (batches[index].tolist() for index in torch.randperm(len(batches)).tolist())
 
     def _sizes_of_groups(self) -> Iterator[tuple[int, int]]:
-        """The rows of each group of rows that are shuffled together, longest first, and those of its full batches."""
+        """The rows of each group that is shuffled together, longest first, and the rows of its full batches."""
         longest_first, start = self.lengths.sort(descending=True).values.tolist(), 0
         while start < len(longest_first):
             size = self.max_tokens // max(1, longest_first[start])

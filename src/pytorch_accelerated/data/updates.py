@@ -99,7 +99,7 @@ class WaitingTime:
 class RunLoader(ABC):
     """This rank's batches of the data that a user's loader describes.
 
-    All other attributes are those of the user's loader, or else the defaults of torch's `DataLoader`.
+    All other attributes come from the user's loader, or else are the defaults of torch's `DataLoader`.
 
     Args:
         source: the user's loader.
@@ -146,7 +146,7 @@ class RunLoader(ABC):
     if not TYPE_CHECKING:  # otherwise type checkers would accept any misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
-            # The source's position is not that of the run. An object without a source is still being constructed.
+            # The source's position is not the run's. An object without a source is still being constructed.
             if name.startswith("__") or name in ("source", "state_dict", "load_state_dict"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             if not isinstance(self.source, DataLoader) and name in _WITHOUT_LOADER:
@@ -271,7 +271,7 @@ class RunLoader(ABC):
         """The rounds of an evaluation or prediction pass: every sample once, or `max_batches` rounds.
 
         Args:
-            borrows: give a rank without samples in a round those of another round.
+            borrows: give a rank without samples in a round the samples of another round.
             count_items: counts the items of a host batch, where an item of the loss is not a sample.
         """
 
@@ -310,11 +310,11 @@ class Loaders:
 
     Attributes:
         train: yields batches to train on; None if the run doesn't train.
-        eval: yields batches to evaluate; None if there is nothing to evaluate. Of several evaluation sets, it belongs
+        eval: yields batches to evaluate; None if there is nothing to evaluate. Of multiple evaluation sets, it belongs
             to the one that is being evaluated, or else to the first.
         train_kwargs: keyword arguments that `train` was made with, including defaults.
         eval_kwargs: the same for `eval`.
-        eval_sets: several evaluation sets by name, in order; empty if there is only one, which has no name.
+        eval_sets: multiple evaluation sets by name, in order; empty if there is only one, which has no name.
         further_eval: `eval` and `eval_kwargs` of the sets after the first, by name.
     """
 

@@ -151,7 +151,7 @@ def end_pass(loader: DataLoader[Any] | None, batches: Iterator[Any] | None) -> N
     """Stop the workers of the pass `batches` over `loader`, so that the next pass starts new ones.
 
     Left to the garbage collector, each worker would cost five seconds: if the iterator is part of a reference cycle,
-    as are those of a trainer and its callbacks, its queues are closed before the workers can be told to stop.
+    as a trainer and its callbacks are, its queues are closed before the workers can be told to stop.
     """
     if loader is not None:
         end_workers(loader, batches)

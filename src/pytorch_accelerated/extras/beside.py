@@ -128,7 +128,7 @@ class EvaluateBesideCallback(TrainerCallback):
     def _new_results(self) -> list[tuple[str, Path, dict[str, Any]]]:
         """Identity, folder and result of the states that have been evaluated since the last call, oldest first.
 
-        With several evaluators, a state may be ready before an older one, for which it waits.
+        With multiple evaluators, a state may be ready before an older one, for which it waits.
         """
         evaluated = _evaluated(self.states_folder)
         places = _states(self.states_folder) if evaluated - self._done else {}
@@ -163,7 +163,7 @@ def _write(path: Path, result: dict[str, Any]) -> None:
 
 
 def evaluate_states(trainer: Trainer, folder: Path, *, follow: bool, **arguments: Any) -> None:
-    """See `Trainer.evaluate_states`; `arguments` are those of `evaluate`."""
+    """See `Trainer.evaluate_states`; `arguments` are the arguments of `evaluate`."""
     while True:
         with contextlib.ExitStack() as claims:
             find = functools.partial(_next_state, folder, claims)

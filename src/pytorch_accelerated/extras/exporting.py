@@ -67,7 +67,7 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
 
 @contextlib.contextmanager
 def _calls_of(trainer: Trainer, model: nn.Module) -> Iterator[list[tuple[tuple[Any, Any], Any]]]:
-    """The arguments and outputs of all calls of a model, on the CPU. Meanwhile it is that of `trainer`."""
+    """The arguments and outputs of all calls of a model, on the CPU. Meanwhile it is the model of `trainer`."""
     calls: list[tuple[tuple[Any, Any], Any]] = []
 
     def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -40,7 +40,7 @@ def param_groups(
         settings: the settings of a group by a regular expression that is searched in the names of parameters; the first
             one that is found counts. Parameters in which none is found belong to the group "others".
         lr: the learning rate of the last layer, for `layer_decay`, where `settings` have none.
-        no_decay: whether biases and the parameters of norms (those of one dimension) get a weight decay of 0.
+        no_decay: whether biases and the parameters of norms (of one dimension) get a weight decay of 0.
         layer_decay: a factor for the learning rate of each layer before the last one. A layer is an attribute of the
             model, or an item of a list or sequence in it. Source: Clark et al. (2020), "ELECTRA", arXiv 2003.10555.
 
@@ -58,7 +58,7 @@ def param_groups(
     unused = [each for each in settings if not any(re.search(each, name) for name in names)]
     if unused:
         raise ConfigurationError(
-            f"{listed(unused)} in `settings` is found in no name of a trained parameter, of which there are "
+            f"{listed(unused)} in `settings` is not in the name of any trained parameter. They are "
             f"{listed(names)}. Correct it, or leave it out."
         )
     depths = _depths(names)
@@ -89,7 +89,7 @@ def muon_and_adamw(
         trainer = Trainer(model, loss_func, optimizer=muon_and_adamw(model, lr=1e-3))
 
     The rule is Jordan's (2024, kellerjordan.github.io/posts/muon): scalars and vectors, embeddings, and the input and
-    output layers belong to AdamW. So do parameters of three and more dimensions, such as those of convolutions, which
+    output layers belong to AdamW. So do parameters of three and more dimensions, such as convolutions, which
     torch's Muon does not take. The step of Muon is scaled to the size of AdamW's (Liu et al., 2025, arXiv 2502.16982),
     so that both have one learning rate and weight decay. Which parameters go where is printed, by the first process.
 
@@ -97,7 +97,7 @@ def muon_and_adamw(
         model: whose parameters with `requires_grad` are trained.
         lr: of both.
         weight_decay: of both.
-        adamw: regular expressions for names of further parameters for AdamW: those of the input and output layers.
+        adamw: regular expressions for names of further parameters for AdamW, in the input and output layers.
             Default: the input layer are the embeddings, a convolution that comes first, or the first layer of an
             `nn.Sequential`; the head is what `fine_tune` takes for it.
 
@@ -105,7 +105,7 @@ def muon_and_adamw(
         The optimizers by the names "muon" and "adamw".
 
     Raises:
-        ConfigurationError: if input or output layer are unclear, if an expression is found in no name, or if nothing is
+        ConfigurationError: if input or output layer are unclear, if an expression is not in any name, or if nothing is
             left for one of the optimizers.
     """
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -123,7 +123,7 @@ def muon_and_adamw(
     ]
     rest = [name for name in parameters if name not in hidden]
     if unused or not hidden or not rest:
-        why = f"{listed(unused)} in `adamw` is found in no name" if unused else "nothing is left for one of the two"
+        why = f"{listed(unused)} in `adamw` is not in any name" if unused else "nothing is left for one of the two"
         raise ConfigurationError(f"{why}. The trained parameters are {listed(list(parameters))}.")
     if int(os.environ.get("RANK", 0)) == 0:
         for title, names in (("Muon", hidden), ("AdamW", rest)):

@@ -31,7 +31,7 @@ class OptunaCallback(TrainerCallback):
         study = optuna.create_study(storage="sqlite:///sweep.db", study_name="digits", load_if_exists=True)
         study.optimize(objective, n_trials=20)
 
-    A pruned run ends like one that a callback stops, and `train` then raises `optuna.TrialPruned`. On several ranks,
+    A pruned run ends like one that a callback stops, and `train` then raises `optuna.TrialPruned`. On multiple ranks,
     the first one decides for all. A trial that Optuna's `RetryHeartbeatStaleTrialCallback` repeats has the folder of
     the first attempt, and so resumes.
 
@@ -39,7 +39,7 @@ class OptunaCallback(TrainerCallback):
 
     Args:
         trial: the trial. Ranks other than the first need none.
-        watch_metric: the metric's name in the run history. The direction is that of the study.
+        watch_metric: the metric's name in the run history. The study has the direction.
         folder: a folder for the training states of all trials.
 
     Attributes:

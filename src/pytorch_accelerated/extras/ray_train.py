@@ -47,9 +47,9 @@ class RayTrainCallback(SaveTrainingStateCallback):
             with ray_checkpoint() as state:
                 trainer.train(train_dataset, 10, eval_dataset, resume_from=state)
 
-    A report has the newest value of each metric that the epoch recorded, ``epoch`` and ``update``. In that of a state
-    within an epoch, the metrics are NaN, which Ray ranks below every number. A run that Ray starts again resumes from
-    the last reported state, to the bit. When Ray announces that a machine will be taken away, a state is saved and
+    A report has the newest value of each metric that the epoch recorded, ``epoch`` and ``update``. In the report of a
+    state within an epoch, the metrics are NaN, which Ray ranks below every number. A run that Ray starts again resumes
+    from the last reported state, to the bit. When Ray announces that a machine will be taken away, a state is saved and
     reported after an update, within seconds, and the run continues.
 
     The report follows at the first event after the state was written, when all ranks have reached it. Put this callback
@@ -100,7 +100,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
         self._ray_train.get_context().get_world_rank()
         if self._is_temporary:
             self.save_dir = self._temporary = self._temporary_folder()
-            trainer.run_context.parts.ranks.do_on_first(self._remove_temporary)  # that of workers that were killed
+            trainer.run_context.parts.ranks.do_on_first(self._remove_temporary)  # left by workers that were killed
         self._due = self._state = None
         self._questions = Pace(_SECONDS_BETWEEN_QUESTIONS, updates=trainer.run_state.updates)
         super().on_training_run_start(trainer, **kwargs)

@@ -126,7 +126,7 @@ def _refuse_shared(trainer: Trainer, earlier: Sequence[Trainer]) -> None:
     if shared:
         raise ConfigurationError(
             f"Two folds share the parameters {listed(shared)}, so the second has seen the rows that it holds out. Make "
-            "the model within `make_trainer`, anew for each fold."
+            "the model within `make_trainer`, a new one for each fold."
         )
 
 
@@ -167,7 +167,7 @@ def fine_tune(
             "head" or "classifier". What is taken is printed.
         freeze_epochs: the epochs before, in which only the head is trained.
         lr: the highest learning rate of the last layer.
-        layer_decay: the rate of a layer as a multiple of that of the layer after it; see `param_groups`.
+        layer_decay: the rate of a layer as a multiple of the next layer's; see `param_groups`.
         weight_decay: of AdamW, for all but biases and norms.
         callbacks, metrics, seed: see `Trainer`.
         train_arguments: further ones of `Trainer.train`.

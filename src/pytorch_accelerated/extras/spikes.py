@@ -91,7 +91,7 @@ def find_spikes(losses: Any, start: int, threshold: float) -> list[tuple[int, fl
     """The positions of spikes from `start` on, each with the median of the losses before it.
 
     Args:
-        losses: an array; what is not finite is no spike.
+        losses: an array; a value that is not finite is not a spike.
         start: the first one to judge.
         threshold: see `LossSpikeCallback`.
     """

@@ -233,7 +233,7 @@ class _WandB(Tracker):
         return {**names, "resume": "allow", "dir": str(place.folder)}
 
 
-#: The trackers by name, which is that of their package.
+#: The trackers by the names of their packages.
 TRACKERS: dict[str, type[Tracker]] = {
     **dict.fromkeys(LOGGER_TYPE_TO_CLASS, Tracker),
     "tensorboard": _TensorBoard,
@@ -322,7 +322,7 @@ class OpenRecords:
             tracker.log(rows)
 
     def add(self, rows: Iterable[Row], *, is_urgent: bool = True) -> None:
-        """Log rows: at once, or if they are not urgent, those of about a second together."""
+        """Log rows: at once, or if they are not urgent, about once a second together."""
         self._waiting += rows
         if is_urgent or time.monotonic() - self._last_write > _SECONDS_BETWEEN_WRITES:
             self.write()
@@ -401,7 +401,7 @@ class TrackerCallback(TrainerCallback):
         project: MLflow's experiment, W&B's project.
         run_name: the name of the run; default: the time and four random digits. TensorBoard's folder gets a number if
             an earlier run had the same name.
-        hyperparameters: values of your own to log with those of the run, by name; nested dicts are joined by dots.
+        hyperparameters: values of your own to log with the run's, by name; nested dicts are joined by dots.
         options: by name of a tracker, keyword arguments of accelerate's class for it, such as
             ``{"wandb": {"tags": ["baseline"]}}``. They replace those that this callback would pass.
 

@@ -27,7 +27,7 @@ class Accumulation:
         return cls(arguments.gradient_accumulation_steps or 1)
 
     def sizes(self, batches_done: int = 0) -> Iterator[int]:
-        """The batches of each update, without end, after so many batches of the epoch."""
+        """The batches of each update, without end, after `batches_done` batches of the epoch."""
         return itertools.repeat(self.steps)
 
     def batches(self, updates: int) -> int:

@@ -40,7 +40,7 @@ _CAUSES = {
     "floating-point targets: `targets.float()`.",
     r"[Dd]ouble|torch\.float64": "A tensor is float64, NumPy's default, and the model is not: convert it in the "
     "dataset, with `.float()` or `astype('float32')`.",
-    r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is no tensor, "
+    r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is not a tensor, "
     "because its rows are text or other objects: turn them into numbers in the dataset; "
     "`np.unique(labels, return_inverse=True)[1]` makes class numbers of texts.",
     r"missing 1 required positional argument: 'closure'": "Optimizers such as LBFGS compute the loss several times a "

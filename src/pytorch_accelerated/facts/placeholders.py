@@ -63,7 +63,7 @@ class TrainerPlaceholderValues(Placeholder, enum.Enum):
     """The numbers known at the start of a run. A step is an optimizer update; its number is the same on every rank.
 
     A training stream without a length has no updates per epoch. With ``max_num_train_steps``, the whole run then counts
-    as one epoch: `NUM_EPOCHS` is 1, the other training values are those of the run, and
+    as one epoch: `NUM_EPOCHS` is 1, the other training values count the whole run, and
     ``NUM_EPOCHS * NUM_UPDATE_STEPS_PER_EPOCH`` is its length. Without it, these values raise a `ConfigurationError`.
 
     The product is also the length of the run for sized data if ``max_num_train_steps`` ends it within an epoch.

@@ -144,7 +144,7 @@ class TrainerState:
 
 
 def exported_states(parts: Iterable[Any]) -> dict[str, Any]:
-    """The states by class name of those parts that have one, as a list for several objects of one class."""
+    """The states by class name of those parts that have one, as a list for multiple objects of one class."""
     states: dict[str, list[dict[str, Any]]] = {}
     for part in parts:
         if callable(getattr(part, "state", None)) and hasattr(part, "from_state"):
@@ -235,7 +235,7 @@ def is_log_due(args: Any, state: Any, step: int) -> bool:
 class DefaultFlowCallback(TrainerCallback):
     """Requests logs, evaluations, checkpoints and the end of the run, as the arguments say.
 
-    Its intervals are those of the state, which are numbers of updates even if the arguments have shares of a run.
+    Its intervals come from the state, which has numbers of updates even if the arguments have shares of a run.
     """
 
     ranks_agree_after_each_update = False
@@ -439,6 +439,6 @@ def is_ours(part: Any) -> bool:
 
 
 def _job(kind: type) -> Any:
-    """What a class of callbacks is for: those of this library and of `transformers` say so by their names."""
+    """What a class of callbacks is for: classes of this library and of `transformers` say so by their names."""
     name = kind.__name__.removeprefix("Notebook")  # NotebookProgressCallback
     return name if kind.__module__.partition(".")[0] in (_OURS, "transformers") else kind

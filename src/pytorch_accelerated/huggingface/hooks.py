@@ -67,7 +67,7 @@ class TrainerHooks:
         The shares of all batches add up to that loss.
 
         Args:
-            model: to call; wrapped if there are several processes.
+            model: to call; wrapped if there are multiple processes.
             inputs: the batch, on the device.
             num_items_in_batch: labels of the whole update, if the loss takes their number.
 
@@ -124,7 +124,7 @@ class TrainerHooks:
         divided by that number. Set `loss_is_scaled_for_ga` for a loss of another scale.
 
         Args:
-            model: to call; wrapped if there are several processes.
+            model: to call; wrapped if there are multiple processes.
             inputs: the batch.
             return_outputs: whether to return a pair of loss and outputs.
             num_items_in_batch: labels of the whole update, or of an evaluated batch, if the model or the loss function
@@ -174,7 +174,7 @@ class TrainerHooks:
         """The labels in a batch that count, as a number or a tensor; None if it has none.
 
         Where a subclass overrides it, evaluations are means over these items, whatever the batch size, too. Otherwise
-        the losses of batches are weighted by their rows, as those of transformers' Trainer are.
+        the losses of batches are weighted by their rows, as in transformers' Trainer.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor):
@@ -241,7 +241,7 @@ class TrainerHooks:
         return self.optimizer  # type: ignore[no-any-return]
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Make `lr_scheduler` for a run of so many updates, unless it exists, and return it."""
+        """Make `lr_scheduler` for a run of this many updates, unless it exists, and return it."""
         optimizer = self.optimizer if optimizer is None else optimizer
         if self.lr_scheduler is None:
             self.lr_scheduler = optimizing.make_schedule(
@@ -258,7 +258,7 @@ class TrainerHooks:
         return model.to(device)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """The parameters with weight decay: all but biases and those of norm layers."""
+        """The parameters with weight decay: all but biases and the parameters of norm layers."""
         exempt = {
             f"{path}.{name}" if path else name
             for path, module in model.named_modules()
@@ -286,7 +286,7 @@ class TrainerHooks:
         for group in groups:
             if any(one is wanted for one in group["params"]):
                 return group
-        raise ConfigurationError(f"{param!r:.100} is in no group of the optimizer, or is no parameter of the model.")
+        raise ConfigurationError(f"{param!r:.100} is in no group of the optimizer, or is not a parameter of the model.")
 
     def get_num_trainable_parameters(self) -> int:
         """The number of trainable numbers in the model."""
@@ -344,14 +344,14 @@ class TrainerHooks:
             return RandomSampler(dataset)
         module = require("pytorch_accelerated.extras.huggingface.lengths", needed_by="`train_sampling_strategy`")
         lengths = module.row_lengths(dataset, self.args.length_column_name, knowledge.main_input_name(self.model))
-        # Rows are sorted within a pool: an update, or so many that rows are of similar length, and that epochs differ.
+        # Rows are sorted within a pool: an update, or as many as make rows of similar length and epochs that differ.
         pool = self.get_total_train_batch_size(self.args)
         if self.args.train_sampling_strategy == SamplingStrategy.GROUP_BY_LENGTH:
             pool = _BATCHES_PER_POOL * pool // self._engine.ranks.count
         return module.LengthGroupedSampler(lengths, pool)  # type: ignore[no-any-return]
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        """The order of the rows of an evaluation; None for that of the dataset."""
+        """The order of the rows of an evaluation; None for the dataset's."""
         return None
 
     def _get_dataloader(
@@ -369,7 +369,7 @@ class TrainerHooks:
             dataset: the rows.
             description: what they are for, for overriding methods, as is `dataloader_key`.
             batch_size: rows of a batch on one process.
-            sampler_fn: of the dataset, returns its order; default: that of the rows.
+            sampler_fn: returns the order of the dataset; default: the order of the rows.
             is_training: whether rows that don't fill a batch may be left out, if the arguments say so.
         """
         args, collator = self.args, self.data_collator

@@ -53,7 +53,7 @@ def default_data_collator(features: Sequence[Any]) -> dict[str, torch.Tensor]:
     return batch
 
 
-default_data_collator.keeps_rows = True  # type: ignore[attr-defined]  # so that nobody counts those of a batch
+default_data_collator.keeps_rows = True  # type: ignore[attr-defined]  # so that nobody counts the rows of a batch
 
 
 def _stacked(name: str, values: list[Any]) -> torch.Tensor:
@@ -166,7 +166,7 @@ def refuse_missing(dataset: Any, purpose: str, argument: str) -> None:
 
 
 def items_of_update(own: int, in_total: int, args: TrainingArguments) -> int:
-    """The number of items that the loss of an update is divided by, from those of this rank and of all."""
+    """The number of items that the loss of an update is divided by, from the numbers of this rank and of all."""
     return in_total if args.average_tokens_across_devices else max(1, own)  # without any label 0 is added, not 0 / 0
 
 
@@ -213,7 +213,7 @@ def predicts_next_token(model: Any) -> bool:
 
 
 def has_own_place(model: Any) -> bool:
-    """Whether the model was placed when it was loaded, over several devices or in few bits."""
+    """Whether the model was placed when it was loaded, over multiple devices or in few bits."""
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "quantization_method", None))
 
 
@@ -278,7 +278,7 @@ _NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def take_over_special_tokens(model: Any, processing_class: Any, *, logs: bool) -> None:
-    """Set the special tokens in the model's configurations to those of the tokenizer.
+    """Set the special tokens in the model's configurations to the tokenizer's.
 
     Models need them to find the end of a padded row, and to stop generating. A list that contains the tokenizer's token
     stays as it is. The tokenizer's token is added to those that end a generated text. Models without

@@ -269,23 +269,23 @@ class Trainer(TrainerHooks):
         """Train with different arguments, and return the best ones, by Optuna. For one process.
 
         Checkpoints of a trial are in ``run-<number>`` of ``args.output_dir``. The arguments are the given ones again
-        afterwards; the model is that of the last trial.
+        afterwards; the model is the last trial's.
 
         Args:
             hp_space: arguments by name for a trial; default: rate, epochs, seed and batch size.
             compute_objective: the value of a trial from the metrics of an evaluation; default: their sum, or the loss.
             n_trials: how many.
-            direction: "minimize" or "maximize"; a list for several objectives.
+            direction: "minimize" or "maximize"; a list for multiple objectives.
             backend: "optuna".
             hp_name: a name for a trial.
             kwargs: of `optuna.create_study` and `optuna.Study.optimize`, such as ``storage`` and ``timeout``.
 
         Returns:
-            A named tuple with `run_id`, `objective` and `hyperparameters`; for several objectives a list of them, one
+            A named tuple with `run_id`, `objective` and `hyperparameters`; for multiple objectives a list of them, one
             for each trial that no other one beats.
 
         Raises:
-            ConfigurationError: without `model_init`, on several processes, or for another backend.
+            ConfigurationError: without `model_init`, on multiple processes, or for another backend.
         """
         if backend not in (None, "optuna"):
             raise ConfigurationError(f"`backend` is {backend!r}, but only 'optuna' is served. Leave it out.")
@@ -375,7 +375,7 @@ class Trainer(TrainerHooks):
     def predict(
         self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predict all rows, in order, with labels or without; the other arguments are those of `evaluate`.
+        """Predict all rows, in order, with labels or without; the other arguments are as for `evaluate`.
 
         Must be called by all ranks, which get the same result.
         """
@@ -763,7 +763,7 @@ def _evaluated(
 def _measured_loop(
     trainer: Trainer, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
 ) -> tuple[EvalLoopOutput, dict[str, Any]]:
-    """The output of `evaluation_loop`, and its metrics with those of time."""
+    """The output of `evaluation_loop`, and its metrics with the times."""
     args, started = trainer.args, time.time()
     stage = "test" if arguments["description"] == "Prediction" else "eval"
     memory: Callable[[], dict[str, int]] = dict

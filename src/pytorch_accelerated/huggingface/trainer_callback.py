@@ -59,7 +59,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     another of several datasets, is ignored.
 
     Args:
-        early_stopping_patience: the run ends after so many evaluations in a row without an improvement.
+        early_stopping_patience: the run ends after this many evaluations in a row without an improvement.
         early_stopping_threshold: an improvement is a change by more than this, in units of the metric.
 
     Attributes:
@@ -133,7 +133,7 @@ _SHORT_NAMES = {"learning_rate": "lr"}
 
 
 class LogTable:
-    """A table with a row for each step that has logs; those of an evaluation are in the row of its step.
+    """A table with a row for each step that has logs; an evaluation's are in the row of its step.
 
     Args:
         watched: the metric that says which model is the best, and whether greater is better. Without any, it is the
@@ -292,7 +292,7 @@ class ProgressCallback(TrainerCallback):
             self._page.note_end(f"Stopped early: {reason}")
 
     def close(self) -> None:
-        """Remove all bars, and print what has been logged, also after an exception, for which there is no event."""
+        """Remove all bars, and print what has been logged, also after an exception, which has no event."""
         if self._page is not None:
             self._page.note_end("Ended by an error or an interrupt")
         self._finish()

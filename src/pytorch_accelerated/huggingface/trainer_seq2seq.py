@@ -36,7 +36,7 @@ class HasValues(Protocol):
 
 @dataclass
 class Seq2SeqTrainingArguments(TrainingArguments):
-    """`TrainingArguments`, and how an evaluation generates. The defaults are those of the model's `generate`."""
+    """`TrainingArguments`, and how an evaluation generates. Defaults as in the model's `generate`."""
 
     predict_with_generate: bool = argument(
         False, "Predict the tokens that the model generates, for metrics such as ROUGE and BLEU."
@@ -59,7 +59,7 @@ class Seq2SeqTrainer(Trainer):
 
     It has the parameters of `Trainer`; `args` are `Seq2SeqTrainingArguments`. Predictions are rows of tokens. Shorter
     ones are padded with the padding token of the generation config, the tokenizer or the model; rows of labels with
-    -100, as usual. The loss is that of the labels, as without generating.
+    -100, as usual. The loss is computed from the labels, as without generating.
 
     Raises:
         ConfigurationError: if the model cannot generate.
@@ -104,7 +104,7 @@ class Seq2SeqTrainer(Trainer):
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Loss, generated tokens and labels of one batch; without ``predict_with_generate``, as in `Trainer`.
 
-        With `prediction_loss_only`, nothing is generated. `gen_kwargs` replace those of the evaluation.
+        With `prediction_loss_only`, nothing is generated. `gen_kwargs` replace the evaluation's.
         """
         if prediction_loss_only or not self.args.predict_with_generate:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
@@ -145,7 +145,7 @@ class Seq2SeqTrainer(Trainer):
 
     @contextlib.contextmanager
     def _generating_with(self, gen_kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Use these arguments of `generate` too. Evaluations may be nested, for several datasets."""
+        """Use these arguments of `generate` too. Evaluations may be nested, for multiple datasets."""
         before = self._gen_kwargs
         self._gen_kwargs = {**before, **gen_kwargs}
         try:

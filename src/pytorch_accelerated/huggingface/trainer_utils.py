@@ -49,7 +49,7 @@ class PredictionOutput(NamedTuple):
     """The result of `Trainer.predict`.
 
     Attributes:
-        predictions: an array with the rows in the order of the dataset; a tuple of them for several outputs.
+        predictions: an array with the rows in the order of the dataset; a tuple of them for multiple outputs.
         label_ids: likewise; None without labels, an empty tuple for a model whose loss needs none.
         metrics: by name, with prefix.
     """
@@ -72,7 +72,7 @@ class EvalPrediction:
     """The argument of `compute_metrics`; ``predictions, label_ids = prediction`` works too.
 
     Args:
-        predictions: of the model, in the order of the dataset; a tuple for several outputs.
+        predictions: of the model, in the order of the dataset; a tuple for multiple outputs.
         label_ids: the labels, likewise.
         inputs: of the model, if ``include_for_metrics`` asks for them, like `losses` of the rows.
     """

@@ -50,7 +50,7 @@ def _setter(fields: str, defaults: Mapping[str, Any] | None = None, **constants:
 
     Args:
         fields: its parameters, each with the argument that it sets, unless that has the same name.
-        defaults: of parameters, where they aren't those of the arguments.
+        defaults: of parameters, where they differ from the arguments'.
         constants: further arguments that it sets.
     """
     field_of = {pair.partition(":")[0]: pair.rpartition(":")[2] for pair in fields.split()}
@@ -236,7 +236,7 @@ class TrainingArguments(Arguments):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this process trains alone or with others, and on several devices."""
+        """Whether this process trains alone or with others, and on multiple devices."""
         if self.world_size > 1:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL

@@ -60,7 +60,7 @@ def check_optimizer_of(context: Context) -> None:
 
 
 def _check_claims(optimizers: Optimizers, model: nn.Module) -> None:
-    """Reject several optimizers that do not have each parameter of the model that needs gradients exactly once."""
+    """Reject multiple optimizers that do not have each parameter of the model that needs gradients exactly once."""
     names = {id(each): name for name, each in model.named_parameters()}
     claims = collections.Counter(id(each) for group in optimizers.param_groups for each in group["params"])
     unclaimed = [name for name, each in model.named_parameters() if each.requires_grad and not claims[id(each)]]
@@ -97,7 +97,7 @@ def check_training(
     *,
     resumes: bool,
 ) -> None:
-    """Reject a training run that cannot work. The arguments are those of `Trainer.train`."""
+    """Reject a training run that cannot work. Takes the arguments of `Trainer.train`."""
     trainer, parts = context.trainer, context.parts
     has_own_passes = overrides(trainer, "_perform_forward_and_backward_passes")
     check_scheduler_factory(create_scheduler_fn)

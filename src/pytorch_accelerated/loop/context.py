@@ -136,7 +136,7 @@ class Control:
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Context:
-    """A call of `train`, `evaluate` or `predict`. Each has one of its own, made from that of the call before.
+    """A call of `train`, `evaluate` or `predict`. Each has one of its own, made from the context of the call before.
 
     Take only the part that you need; take the whole context only to call users' hooks or to make the parts.
 
@@ -200,5 +200,5 @@ class View(property):
 
 
 def view(path: str) -> Any:
-    """A `View`, whose type is that of what it shows."""
+    """A `View`, with the type of what it shows."""
     return View(path)

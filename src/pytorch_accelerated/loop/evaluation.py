@@ -40,12 +40,12 @@ class Pass:
     def __init__(self, context: Context) -> None:
         control = context.control
         self.context = context
-        # Several ranks finish a pass together; a single one may abandon it.
+        # Multiple ranks finish a pass together; a single one may abandon it.
         self.emit = control.emitter.emit_at_once if context.parts.ranks.count == 1 else control.emitter.emit
 
     @contextlib.contextmanager
     def going_on(self, *, restores_modes: bool) -> Iterator[None]:
-        """Context of the whole pass.
+        """Context manager for the whole pass.
 
         Args:
             restores_modes: whether to restore the training or evaluation mode of the modules afterwards.
@@ -69,7 +69,7 @@ class Pass:
                 raise
 
     def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Context of all computations of the pass."""
+        """Context manager for all computations of the pass."""
         return torch.inference_mode() if self.context.asked.given.inference_mode else torch.no_grad()
 
     def rounds(self, loader: Any, give_up: Callable[[str], BaseException], hook: str) -> Iterator[Round]:

@@ -1,4 +1,4 @@
-"""Several evaluation sets. One at a time is the trainer's."""
+"""Multiple evaluation sets. One at a time is the trainer's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EvaluationSets:
 
     @contextlib.contextmanager
     def current(self, name: str) -> Iterator[None]:
-        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics are those of a set."""
+        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics belong to a set."""
         if not name:
             yield
             return

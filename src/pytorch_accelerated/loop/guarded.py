@@ -160,7 +160,7 @@ class GuardedStep(Step):
         message = self._description()
         is_last_bad = bool(self._losses.of_update) and not math.isfinite(self._losses.of_update[-1])
         batch = self.micro_batch.batch
-        self._give_back()
+        self._undo()
         if is_last_bad and ranks.count == 1:
             message += self._origin(batch)
         last = self.parts.state.updates + 1
@@ -196,7 +196,7 @@ class GuardedStep(Step):
         is_finite = torch.stack([flag.to(ranks.device) for flag in (*losses, *gradients)]).all()
         return not ranks.sum_on_device((~is_finite).float()).item()
 
-    def _give_back(self) -> None:
+    def _undo(self) -> None:
         self.before_update.restore()
         scaler = self.parts.accelerator.scaler
         if scaler is not None:  # it has checked the gradients and waits to be told the result
@@ -206,8 +206,8 @@ class GuardedStep(Step):
     def _origin(self, batch: Any) -> str:
         """A sentence about what made the loss of `batch` non-finite, from a repeat of its forward pass.
 
-        The update has been given back, so weights, buffers and generators are those that it began with. Afterwards they
-        are so again.
+        The update has been undone, so weights, buffers and generators are those that it began with. They are restored
+        afterwards.
         """
         if not is_all_finite(batch):
             return " The batch itself has values that are NaN or infinite."
@@ -220,7 +220,7 @@ class GuardedStep(Step):
         finally:
             self.before_update.restore()
         if first.names:
-            return f" The first outputs that are not finite are those of the module {listed(first.names)}."
+            return f" The first outputs that are not finite come from the module {listed(first.names)}."
         if is_all_finite(output.get("loss")):
             return ""  # dropout before this batch of the update may have drawn differently
         return " The outputs of all modules are finite, so it comes from the loss function."

@@ -44,7 +44,7 @@ class EventHandler:
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in self._known_events):
             raise ArgumentTypeError(
-                f"{callback!r} is no callback: none of its methods is named like an event. Pass a TrainerCallback."
+                f"{callback!r} is not a callback: none of its methods is named like an event. Pass a TrainerCallback."
             )
         if self._accepts(instance):
             self._callbacks.append(instance)
@@ -66,7 +66,7 @@ class EventHandler:
     def _unknown_events(self, callback: Any, cutoff: float = 0.8) -> Iterator[tuple[str, str]]:
         """The methods of `callback` that no event will call, each with a hint at the event that was probably meant.
 
-        Names that resemble no event are those of events that users fire themselves.
+        Names that resemble no event belong to events that users fire themselves.
         """
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
@@ -95,7 +95,7 @@ class CallbackHandler(EventHandler):
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
-        """Add several callbacks at the end, in their order."""
+        """Add multiple callbacks at the end, in their order."""
         for callback in callbacks:
             self.add_callback(callback)
 

@@ -42,7 +42,7 @@ class TrainerHooks:
     """The override points of `Trainer`, and the attributes that they work on.
 
     Methods whose name begins with `create`, `calculate`, `count` or `get` return a value; the others change state.
-    `Trainer.explain` shows when each is called. The arguments are those of `Trainer`.
+    `Trainer.explain` shows when each is called. Takes the arguments of `Trainer`.
     """
 
     #: Names of events that a subclass fires itself, for `explain`, and if they resemble built-in ones.
@@ -239,7 +239,7 @@ class TrainerHooks:
         self.run_context.control.training.step.compute(batch, step)
 
     def _update_loss_tracker(self, batch_loss: torch.Tensor, batch_size: Any) -> None:
-        """Add the mean loss of a batch to that of the epoch. Does not wait for the device."""
+        """Add the mean loss of a batch to the epoch's. Does not wait for the device."""
         self.run_context.parts.reports.losses.update(batch_loss, batch_size)
 
     def backward_step(self, loss: torch.Tensor) -> None:
@@ -346,7 +346,7 @@ def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
             is_plain = isinstance(value, types.FunctionType) and not name.startswith("_")
             if not is_plain or any(hasattr(base, name) for base in kind.__bases__):
                 continue
-            # Names such as `calculate_test_batch_loss` are less similar and are no mistake.
+            # Names such as `calculate_test_batch_loss` are less similar, and intended.
             for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
                 warn_user(
                     ranks,

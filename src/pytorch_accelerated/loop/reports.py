@@ -15,7 +15,7 @@ from pytorch_accelerated.record.values import name_in_set
 
 
 class LossReports:
-    """Has what a run measures, and reports step records, mean losses, and losses that are not finite.
+    """Holds what a run measures, and reports step records, mean losses, and losses that are not finite.
 
     All ranks must call its methods.
 
@@ -28,7 +28,8 @@ class LossReports:
         gradient_norms: the gradient norms of the current epoch, if gradients are clipped by norm.
         recorder: makes the step records of a training run, if it has any.
         epoch_clock: times the current epoch.
-        batch_weight: how much the current batch counts in the recorded loss: what its mean is over. None before one.
+        batch_weight: how much the current batch counts in the recorded loss: what its mean is taken over. None before
+            one.
         position_in_pass: the position of the first sample of the batch that is evaluated, in the whole evaluation; None
             if there is none, or a loop of the user's own goes through the batches.
     """
@@ -118,7 +119,7 @@ class LossReports:
         losses.reset()
 
     def record(self, metric_name: str, value: Any) -> None:
-        """Record a metric; that of the first of several evaluation sets also without the name of the set."""
+        """Record a metric; for the first of multiple evaluation sets also without the name of the set."""
         history = self._parts.history
         if history.evaluation_set and history.evaluation_set not in self._parts.loaders.further_eval:
             with history.measuring_on(""):

@@ -26,7 +26,7 @@ from pytorch_accelerated.record.text import show
 
 
 def new_context(before: Context, settings: TrainSettings, kind_of_states: type[States]) -> Context:
-    """The context of a call with `settings`, which continues what is in that of the call before.
+    """The context of a call with `settings`, which continues the context of the call before.
 
     Args:
         before: of the last call of the trainer.

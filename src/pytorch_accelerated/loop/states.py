@@ -5,7 +5,7 @@ written (`States.write`). Everything that a trainer saves, in whatever form, pas
 `states.training_state` says what is in a state, `states.state_folder` and `states.publish` write the files,
 `states.codec` their bytes.
 
-A resume also begins here: `States.find` looks for the newest whole state (`states.verify`) and reads it
+A resume also begins here: `States.find` looks for the newest complete state (`states.verify`) and reads it
 (`states.state_folder`); when everything it belongs to exists, `States.resume` loads all of it or nothing
 (`states.loading`).
 """
@@ -184,7 +184,7 @@ class States:
         self.choose_seed(self._facts)
 
     def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:
-        """Fix the seed of the call; a resumed run keeps that of the `facts` in its training state."""
+        """Fix the seed of the call; a resumed run keeps the seed in the `facts` of its training state."""
         asked = self.asked
         seed = derived_seed(asked.number) if asked.given.seed is None else int(asked.given.seed)
         if facts:

@@ -92,7 +92,7 @@ class Step:
     def apply(self) -> None:
         """Apply the update, whose gradients are complete."""
         # Usually the gradients have their true size, because each loss was multiplied by its share. What may be left:
-        # fp16's scale, item counts that came with the outputs, and on several ranks parameters outside of the model.
+        # fp16's scale, item counts that came with the outputs, and on multiple ranks parameters outside of the model.
         is_skipped = (self._always_completes_gradients or self.late_counts.are_pending) and self.complete_gradients()
         if self.parts.callbacks.acts_at["on_optimizer_step_start"]:
             self.control.emitter.emit("on_optimizer_step_start")
@@ -236,12 +236,12 @@ class Step:
             self.reports.gradient_norms.update(self.clip_norm(self.limit))
 
     def note_norm(self, norm: torch.Tensor, *, is_skipped: bool) -> None:
-        """Record the norm of a gradient that an engine has clipped; that of a skipped update counts nowhere."""
+        """Record the norm of a gradient that an engine has clipped; for a skipped update it counts nowhere."""
         if self.asked.settings.gradient_clip_norm is not None:
             self.reports.gradient_norms.update(norm, 1 - is_skipped)
 
     def clip_norm(self, limit: Any) -> torch.Tensor:
-        """Clip the norm of the gradient, or of that of each of several optimizers. Returns the norm before."""
+        """Clip the norm of the gradient, or of each of multiple optimizers' gradients. Returns the norm before."""
         if not isinstance(limit, (Mapping, list, tuple)):
             return clip_norm(self.parameters(), limit)
         optimizers = getattr(self.parts.optimizer, "optimizer", self.parts.optimizer)

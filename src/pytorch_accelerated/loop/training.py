@@ -315,8 +315,8 @@ class Training:
             self.reports.complete_records()
             self.control.states.early_end = moment_of(self.parts, ended_early=True)
         else:
-            # Schedule-free optimizers evaluate with other weights. A state of an epoch that ended early needs those of
-            # training.
+            # Schedule-free optimizers evaluate with other weights. A state of an epoch that ended early needs the
+            # weights to train.
             self.parts.mode.eval()
         has_trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
         if has_trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):

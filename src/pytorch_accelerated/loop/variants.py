@@ -26,10 +26,10 @@ from pytorch_accelerated.ranks.held import held_parts, optimizers_of, trained_ou
 class RankedStep(Step):
     """A step on multiple ranks, one of which may have fewer batches than the others.
 
-    The wrapper of a model exchanges the gradients of its own parameters only. Those of what optimizers train outside of
-    the model, such as a loss function with parameters, would diverge between ranks, and then so would the model: the
-    step averages them. An optimizer that steps at another moment, such as that of a discriminator in the middle of a
-    batch, has them averaged right before.
+    The wrapper of a model exchanges the gradients of its own parameters only. Gradients of what optimizers train
+    outside of the model, such as a loss function with parameters, would diverge between ranks, and then so would the
+    model: the step averages them. An optimizer that steps at another moment, such as a discriminator's in the middle of
+    a batch, has them averaged right before.
 
     Attributes:
         uneven: how the rows of this rank count.
@@ -65,7 +65,7 @@ class RankedStep(Step):
             self.parts.reports.epoch_clock.meeting_seconds += time.perf_counter() - self.backward_began
 
     def weigh(self, output: Mapping[str, Any]) -> Any:
-        """The loss times its share of the update; that of a borrowed batch adds nothing."""
+        """The loss times its share of the update; for a borrowed batch a loss that adds nothing."""
         if not self.micro_batch.is_borrowed:
             return super().weigh(output)
         if self.is_counted_late(output):

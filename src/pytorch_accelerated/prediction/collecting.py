@@ -146,7 +146,7 @@ class InMemoryPredictions:
 def are_rows(predictions: Any, samples: int | None) -> bool | None:
     """Whether predictions have a row per sample in each tensor, not a result per sample in a list; None if both.
 
-    `samples` are those of the batch, None if unknown.
+    `samples` is the number in the batch, None if unknown.
     """
     if type(predictions) is not list or not predictions or len(predictions) != (samples or len(predictions)):
         return True
@@ -414,7 +414,7 @@ class CollectedRows(RowBlocks):
 
 
 def agreed(per_rank: Sequence[RowFacts], *, source: str = HOOK) -> tuple[Kinds, Any]:
-    """Kinds and structure of the predictions of all ranks; those of an empty vector if no rank had a batch.
+    """Kinds and structure of the predictions of all ranks; as for an empty vector if no rank had a batch.
 
     `source` is what the rows come from, for error messages.
 

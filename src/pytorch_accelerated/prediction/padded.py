@@ -50,7 +50,7 @@ class PaddedRows:
                 array made by `as_objects`.
 
         Raises:
-            DataError: if they are of another kind than those of the first batch.
+            DataError: if their kind differs from the first batch's.
         """
         rows_by_path = {path: _as_rows(leaf) for path, leaf in leaves_by_path(rows).items()}
         kinds = {path: _kind_of(leaf) for path, leaf in rows_by_path.items()}

@@ -1,4 +1,4 @@
-"""How a run becomes several processes."""
+"""How a run becomes multiple processes."""
 
 from pytorch_accelerated.ranks.compat import accelerate as _accelerate  # noqa: F401  # first, for it silences a warning
 from pytorch_accelerated.ranks.compat.torch import forward_hook_stores, is_batch_norm, is_persistent, note_step

@@ -68,7 +68,7 @@ def create_accelerator(
     Raises:
         ConfigurationError: if the precision is unknown, or if it or a plugin of accelerate would have no effect on this
             device.
-        LaunchError: if the launcher asked for several processes, but they would not train together.
+        LaunchError: if the launcher asked for multiple processes, but they would not train together.
     """
     if mixed_precision is not None and str(mixed_precision) not in _PRECISIONS:
         raise ConfigurationError(
@@ -119,7 +119,7 @@ def given_accelerator(given: Any, timeout: timedelta | None = None) -> Accelerat
         ArgumentTypeError: if `given` is neither.
         ConfigurationError: if the Accelerator accumulates gradients itself, or has a precision or a plugin that would
             have no effect on its device.
-        LaunchError: if several processes should train together, but this Accelerator is on its own.
+        LaunchError: if multiple processes should train together, but this Accelerator is on its own.
     """
     world = join_world()
     if must_group_on_cpu(world):

@@ -80,7 +80,7 @@ class ModelEma(nn.Module):
         It does not wait for the device, unless the average is on a different one.
 
         Raises:
-            ConfigurationError: if the entries of `model` have different names or shapes from those of the average.
+            ConfigurationError: if the entries of `model` have other names or shapes than the average's.
         """
         averages, values, copies, sources = self._paired_with(model)
         if getattr(self.update_fn, "__func__", None) is not ModelEma.update_fn:
@@ -179,7 +179,7 @@ class ShardedEma:
 
 
 class _Pairs:
-    """The entries of an average, paired with those of the model.
+    """The entries of an average, paired with the model's.
 
     Finding them by walking through both models takes ten times as long as averaging them (2 ms against 0.2 ms for a
     ResNet-50 with narrow layers on a CPU). This class therefore remembers where the modules keep their entries rather

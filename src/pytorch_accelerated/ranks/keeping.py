@@ -51,7 +51,7 @@ class Kept:
         self.call(restore_generator_states, generator_states())
 
     def tensors(self, tensors: Iterable[torch.Tensor], device: str | None = None) -> None:
-        """Keep values, in copies on `device`; default: that of each tensor."""
+        """Keep values, in copies on `device`; default: each tensor's own."""
         copies = [(each, each.detach().to(each.device if device is None else device, copy=True)) for each in tensors]
 
         @torch.no_grad()
@@ -152,7 +152,7 @@ def _owner(optimizer: Any) -> Any:
 
 @contextlib.contextmanager
 def kept(*, only_if_it_fails: bool = False) -> Iterator[Kept]:
-    """What the block keeps is given back at its end; with `only_if_it_fails` only if an exception leaves it."""
+    """What the block keeps is restored at its end; with `only_if_it_fails` only if an exception leaves it."""
     keeping = Kept()
     try:
         yield keeping

@@ -28,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _NUM_PORTS = 10000, 20000
 _DEFAULT_PORT = 29500  # torch's default
 _TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# Open MPI sets the same under these names, Intel MPI and MPICH under those of the second row.
+# Open MPI sets the same under these names, Intel MPI and MPICH under the names in the second row.
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -118,7 +118,7 @@ def _refuse_processes_of_mpi(variables: Mapping[str, str]) -> None:
 
 
 def _slurm_world(variables: Mapping[str, str]) -> World | None:
-    # Only `srun` sets the variables of a step. A batch script, too, has the other ones.
+    # Only `srun` sets the variables of a step. A batch script has the others, too.
     size = _number(variables, "SLURM_STEP_NUM_TASKS")
     if size is None or size == 1:
         return None
@@ -157,7 +157,7 @@ def _address(variables: Mapping[str, str], *, on_one_machine: bool, host: str | 
         return _LOOPBACK
     if host is None:
         raise LaunchError(
-            "The processes may be on several machines, and the name of the first one is unknown. Set MASTER_ADDR to "
+            "The processes may be on multiple machines, and the name of the first one is unknown. Set MASTER_ADDR to "
             f"the host of rank 0 for all of them ({_LOOPBACK} on one machine), or start with torchrun."
         )
     return host
@@ -251,7 +251,7 @@ def check_group(state: Any, world: World | None) -> None:
     is_alone = world is None and "WORLD_SIZE" not in os.environ
     if size == 1 and is_alone and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise LaunchError(
-            "`accelerate launch` was asked for several processes, but one trains alone: without GPUs it starts one "
+            "`accelerate launch` was asked for multiple processes, but one trains alone: without GPUs it starts one "
             f"process on each machine. Ask for one, or start them with: torchrun --nproc-per-node N "
             f"{shlex.join(sys.argv)}"
         )
@@ -260,7 +260,7 @@ def check_group(state: Any, world: World | None) -> None:
 def notebook_launcher(
     function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int | None = None, **options: Any
 ) -> None:
-    """Call a function in several new processes, or in this one if `num_processes` is 1.
+    """Call a function in multiple new processes, or in this one if `num_processes` is 1.
 
     The processes are copies of this one: the function makes the trainer, and nothing may have used a GPU before. What
     it returns is lost; write results to files.

@@ -73,7 +73,7 @@ class Optimizers(torch.optim.Optimizer):
         """Refuse a group: it has to belong to one of the optimizers."""
         if param_group["params"]:  # torch's constructor adds an empty group
             raise ConfigurationError(
-                "There are several optimizers. Add the group to one of them, such as "
+                "There are multiple optimizers. Add the group to one of them, such as "
                 f"`optimizer[{next(iter(self.by_name))!r}].add_param_group(...)`."
             )
 
@@ -84,7 +84,7 @@ class Optimizers(torch.optim.Optimizer):
             ConfigurationError: for a `closure`, which each of them would call.
         """
         if closure is not None:
-            raise ConfigurationError("Several optimizers cannot share a closure. Step the one that needs it yourself.")
+            raise ConfigurationError("Multiple optimizers cannot share a closure. Step the one that needs it yourself.")
         for optimizer in self:
             optimizer.step()
 
@@ -151,7 +151,7 @@ def as_one(optimizer: Any) -> Any:
 
 
 def values_by_optimizer(values: Any, optimizer: Any, *, argument: str) -> dict[str, Any]:
-    """Values for multiple optimizers, by their names: those of a dict, or of a list in their order.
+    """Values for multiple optimizers, by their names: a dict of them, or a list in their order.
 
     Args:
         values: for some or all of them.
@@ -177,7 +177,7 @@ def values_by_optimizer(values: Any, optimizer: Any, *, argument: str) -> dict[s
 
 
 def _named(parts: Any) -> dict[str, Any]:
-    """The items of a dict by their keys, those of anything else by their numbers."""
+    """The items of a dict by their keys, the items of anything else by their numbers."""
     return {str(name): part for name, part in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))}
 
 

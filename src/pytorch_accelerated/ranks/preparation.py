@@ -154,18 +154,18 @@ def _refuse_replicas(model: DataParallel[Any], accelerator: Accelerator, *, comp
 
 
 def _autocast_to_bf16(accelerator: Accelerator) -> None:
-    """Set the type of autocast, if it is on: the thread of a replica begins with that of the device, float16."""
+    """Set the type of autocast, if it is on: the thread of a replica begins with the device's, float16."""
     if torch.is_autocast_enabled(accelerator.device.type):
         torch.set_autocast_dtype(accelerator.device.type, torch.bfloat16)
 
 
 class GradientOrder:
-    """Notes the order in which the first gradients of a DDP model come, or brings them in a given one.
+    """Notes the order in which the first gradients of a DDP model come, or repeats a given order.
 
     DDP averages gradients by the bucket, and the ranks of a part of a bucket are added up in an order that depends on
-    where the part is. Three numbers and more have other bits in another order. DDP fills its buckets in the order of
-    the parameters at first, and from its second forward pass on in the order in which the first gradients came, so a
-    run in a new process would begin with other buckets than it was stopped with.
+    where the part is. Sums of three or more numbers differ in the last bits in another order. DDP fills its buckets in
+    the order of the parameters at first, and from its second forward pass on in the order in which the first gradients
+    came, so a run in a new process would begin with buckets different from those that it was stopped with.
 
     Where DDP keeps its first buckets, or has a static graph to watch, there is nothing to do.
 
@@ -248,7 +248,7 @@ def move_state(optimizer: Any) -> None:
 
 
 class OptimizerMode:
-    """The mode of optimizers such as those of schedulefree, with methods `train` and `eval` that change the weights.
+    """The mode of optimizers such as schedulefree's, with methods `train` and `eval` that change the weights.
 
     While such an optimizer trains, the model has other weights than those that it is evaluated and saved with.
 
@@ -257,7 +257,7 @@ class OptimizerMode:
 
     Attributes:
         has_modes: whether any of them has modes.
-        is_training: whether the weights are those of training.
+        is_training: whether the weights are the ones to train.
     """
 
     def __init__(self, optimizers: Iterable[Any] = ()) -> None:
@@ -269,7 +269,7 @@ class OptimizerMode:
 
     @property
     def changes_weights(self) -> bool:
-        """Whether the weights to evaluate and save are other ones than those that the model has now."""
+        """Whether the weights to evaluate and save differ from those that the model has now."""
         return self.is_training and self.has_modes
 
     def train(self) -> None:
@@ -285,7 +285,7 @@ class OptimizerMode:
         self.is_training = False
 
     def take_over(self, *, is_training: bool) -> None:
-        """Note that the weights, which were loaded, are those of training, or those to evaluate and save.
+        """Note that the weights, which were loaded, are the ones to train, or the ones to evaluate and save.
 
         An optimizer may not keep its mode in its state, such as schedulefree's wrapper of another one.
         """
@@ -295,7 +295,7 @@ class OptimizerMode:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context with the weights to evaluate and save. Afterwards, those of training are the same to the bit."""
+        """Context with the weights to evaluate and save. Afterwards, the weights to train are the same to the bit."""
         with kept() as before:
             if self.changes_weights:
                 before.tensors(self._parameters())  # the methods round, there and back again

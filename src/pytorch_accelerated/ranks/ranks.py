@@ -245,7 +245,7 @@ class Ranks:
         return per_rank.sum(axis=0).tolist()  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite `tensors` with those of rank 0."""
+        """Overwrite `tensors` with rank 0's."""
         if self._is_alone:
             return
         for tensor in tensors:

@@ -33,7 +33,7 @@ def has_shards(model: Any) -> bool:
 
 
 def is_in_pieces(parameter: Any) -> bool:
-    """Whether DeepSpeed's ZeRO 3 has cut up `parameter`, which is an empty tensor then, but while it is used."""
+    """Whether DeepSpeed's ZeRO 3 has cut up `parameter`, which is an empty tensor then, except while in use."""
     return hasattr(parameter, "ds_tensor")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pytorch_accelerated.errors import SignalExit
 from pytorch_accelerated.ranks.compat.torch import import_what_exit_imports
 
-# Ctrl-C, the signal of schedulers, the one that Slurm can send before its time limit, and that of a terminal that is
+# Ctrl-C, the signal of schedulers, the one that Slurm can send before its time limit, and the one of a terminal that is
 # closed, which `nohup` has ignored. Windows lacks some.
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]

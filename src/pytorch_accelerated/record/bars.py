@@ -94,7 +94,7 @@ class Snapshot:
 
 
 class Display(Protocol):
-    """Shows one pass over some data. All times are those of `time.perf_counter`."""
+    """Shows one pass over some data. All times are measured by `time.perf_counter`."""
 
     def start(self, now: float) -> float:
         """Called when a pass begins. Returns the time of the first `show`."""

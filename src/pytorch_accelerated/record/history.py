@@ -126,7 +126,7 @@ class RunHistory(StepHistory, ABC):
 
     @contextlib.contextmanager
     def measuring_on(self, evaluation_set: str) -> Iterator[None]:
-        """Context in which the names of recorded metrics contain that of a set: "eval_noisy_loss_epoch"."""
+        """Context in which the names of recorded metrics contain a set's: "eval_noisy_loss_epoch"."""
         before, self.evaluation_set = self.evaluation_set, evaluation_set
         try:
             yield
@@ -327,7 +327,7 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
         if evaluation_set:
             name = name_in_set(name, evaluation_set)
         try:
-            # A method that calls that of its base class gives it the whole name, so the set is left out meanwhile.
+            # A method that calls its base class's gives it the whole name, so the set is left out meanwhile.
             update_metric(self, name, value, *args, **kwargs)
         finally:
             self.evaluation_set = evaluation_set

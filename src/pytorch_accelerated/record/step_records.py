@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.record.history import RunHistory
 
 _RATES = 5  # the place of `learning_rates` in a record
-_COLUMNS = 11  # of the table, before those of the learning rates
+_COLUMNS = 11  # of the table, before the learning rates
 _UNKNOWN = -1
 _SECONDS_OF_SLOW_DATA = 1.0
 _SHARE_WORTH_WORKERS, _MOST_WORKERS = 0.1, 8
@@ -72,21 +72,21 @@ class SlowRank(NamedTuple):
 class StepRecord(NamedTuple):
     """What was measured over some consecutive updates of one epoch.
 
-    Each update belongs to exactly one record, and all ranks have the same records: losses and samples are those of all
-    ranks, times those of rank 0.
+    Each update belongs to exactly one record, and all ranks have the same records: losses and samples count all
+    ranks, times are rank 0's.
 
     Attributes:
         epoch: counted from 1.
         update: the number of optimizer updates up to and including the last one of the record, since the history was
             reset.
-        samples: the samples used up to and including that update, over all ranks, including those of skipped ones.
+        samples: the samples used up to and including that update, over all ranks, including skipped updates.
         seconds: wall time of training until the last update of the record, with evaluations and saves. A resumed run
             continues the time of its training state.
         train_loss: the mean training loss per item over the updates of the record, the batches of each, and all ranks,
             weighted as in ``train_loss_epoch``. Losses that
             `nonfinite_policy` leaves out do not count; NaN if none does, or if one that counts is NaN.
         learning_rates: one for each parameter group of the optimizer, as set after the last update of the record, so
-            they are those of the update that follows; empty if the trainer has no optimizer.
+            they belong to the update that follows; empty if the trainer has no optimizer.
         gradient_norm: the mean norm of the gradients before clipping; None unless they are clipped by norm.
         samples_per_second: the samples of the record, over all ranks, per second of training without evaluations and
             saves; of a record in which a run was resumed, those after that.
@@ -153,7 +153,7 @@ def samples_per_second(records: Sequence[StepRecord]) -> float | None:
 
 
 def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecord]:
-    """The records of `table_of`, or those of a history saved by version 1.0, a list with a list for each.
+    """The records of `table_of`, or of a history saved by version 1.0, a list with a list for each.
 
     Raises:
         ValueError, TypeError: if `values` is neither.
@@ -193,12 +193,12 @@ def table_of(records: Sequence[StepRecord]) -> torch.Tensor:
 
 
 def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """The columns of a table of rows. For so many rows, `zip(*rows)` takes ten times as long."""
+    """The columns of a table of rows. For a long history, `zip(*rows)` takes ten times as long."""
     return [list(map(operator.itemgetter(column), rows)) for column in range(width)]
 
 
 def usual_interval(updates: int) -> int:
-    """The updates between two step records of a run with so many updates: a power of two.
+    """The updates between two step records of a run with this many updates: a power of two.
 
     Runs of up to 255 updates have a record for each, runs from 1024 to 8191 one for every eighth, and longer ones have
     between 1024 and 2047. Making one takes some microseconds, and logging it to TensorBoard some fifty, which should
@@ -389,11 +389,11 @@ class _Mark(NamedTuple):
     """The end of a record whose losses have not been read.
 
     Attributes:
-        epoch, update, samples: those of the record.
-        learning_rates: those of the record, which may still be tensors.
+        epoch, update, samples: the record's.
+        learning_rates: the record's, which may still be tensors.
         new_samples: the samples of the record since the run was resumed.
-        times: the seconds of training so far; those of the record without evaluations and saves; and the parts of these
-            in which the loop waited for data, and met the other ranks.
+        times: the seconds of training so far; the record's seconds without evaluations and saves; and the parts of
+            these in which the loop waited for data, and met the other ranks.
     """
 
     epoch: int
@@ -405,7 +405,7 @@ class _Mark(NamedTuple):
 
 
 class StepRecorder:
-    """Adds step records to a history, at the price of no transfer from the device besides those of the losses.
+    """Adds step records to a history, without transfers from the device other than the losses.
 
     Args:
         history: receives the records.
@@ -552,7 +552,7 @@ class StepRecorder:
     def state_dict(self, samples_in_epoch: int) -> dict[str, Any]:
         """The samples and the seconds so far. The records themselves are the history's."""
         return {
-            # At the start of an epoch, before `start_epoch`, they are those of the epochs before.
+            # At the start of an epoch, before `start_epoch`, they belong to the epochs before.
             "samples": max(self._samples, self._samples_before_epoch + samples_in_epoch),
             "seconds": time.perf_counter() - self._started,
         }
@@ -569,7 +569,7 @@ def _times_of_ranks(times: Numbers) -> list[tuple[RankTimes, ...]]:
     Ranks leave a backward pass together, so the one that spent the least time in it came last.
 
     Args:
-        times: by rank and record, those of `_Mark`.
+        times: by rank and record, as in `_Mark`.
     """
     _, seconds, data_wait, meeting = np.moveaxis(times, 2, 0)
     others_wait = meeting - meeting.min(axis=0)

@@ -160,7 +160,7 @@ def name_in_set(name: str, set_name: str) -> str:
 def role_and_quantity(name: str) -> tuple[str, str]:
     """The role and the quantity of a metric: ``("eval_", "loss")`` for "eval_loss_epoch".
 
-    What the Hugging Face trainer logs as "loss" is that of training.
+    What the Hugging Face trainer logs as "loss" is the training loss.
 
     >>> role_and_quantity("eval_accuracy"), role_and_quantity("loss")
     (('eval_', 'accuracy'), ('train_', 'loss'))

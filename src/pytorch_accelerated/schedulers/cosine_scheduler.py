@@ -85,7 +85,7 @@ class CosineLrScheduler(DecayLrScheduler):
     ) -> functools.partial[SchedulerT]:
         """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
 
-        The arguments are those of the constructor; numbers that are known when the run starts may be left out or
+        Takes the arguments of the constructor; numbers that are known when the run starts may be left out or
         expressed with `TrainerPlaceholderValues`.
         """
         lengths = (total_num_epochs, num_update_steps_per_epoch)
@@ -109,7 +109,7 @@ def one_cycle(max_lr: float | Sequence[float] | None = None, **settings: Any) ->
 
     Args:
         max_lr: the highest rate, or one for each parameter group; default: the rates that the groups have. Each of
-            several optimizers gets a schedule of its own.
+            multiple optimizers gets a schedule of its own.
         settings: of `torch.optim.lr_scheduler.OneCycleLR`, such as ``pct_start=0.3``.
     """
     placeholders = TrainerPlaceholderValues

@@ -181,8 +181,8 @@ class SchedulerBase(abc.ABC):
 class StatefulSchedulerBase(SchedulerBase):
     """A scheduler that counts the updates itself: call `step` after each applied update, not after skipped ones.
 
-    The constructor sets the values of update 0, and `step` after update u sets those of update u + 1, so each value is
-    used exactly once.
+    The constructor sets the values of update 0, and `step` after update u sets the values of update u + 1, so each
+    value is used exactly once.
     """
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:

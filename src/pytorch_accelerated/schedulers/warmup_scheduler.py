@@ -81,7 +81,7 @@ class WarmupLrScheduler(StatefulSchedulerBase):
 
 
 class ConstantLrScheduler(WarmupLrScheduler):
-    """A linear warmup, then the peak. The arguments are those of `WarmupLrScheduler`."""
+    """A linear warmup, then the peak. Takes the arguments of `WarmupLrScheduler`."""
 
     def get_lr_after_warmup(self, num_updates: int, peak: float) -> float:
         """The peak."""
@@ -91,7 +91,7 @@ class ConstantLrScheduler(WarmupLrScheduler):
 class InverseSqrtLrScheduler(WarmupLrScheduler):
     """A linear warmup of w updates, then ``peak * sqrt(w / u)`` in update u. Suits runs of unknown length.
 
-    Without a warmup, the rate is ``peak / sqrt(u + 1)``. The arguments are those of `WarmupLrScheduler`.
+    Without a warmup, the rate is ``peak / sqrt(u + 1)``. Takes the arguments of `WarmupLrScheduler`.
 
     Source: Vaswani et al. (2017), "Attention is all you need", section 5.3.
     """
@@ -170,7 +170,7 @@ class DecayLrScheduler(WarmupLrScheduler):
 
 
 class LinearLrScheduler(DecayLrScheduler):
-    """A linear warmup, then a straight line to the minimum. The arguments are those of `DecayLrScheduler`."""
+    """A linear warmup, then a straight line to the minimum. Takes the arguments of `DecayLrScheduler`."""
 
     def get_height(self, progress: float) -> float:
         """The remaining share of the decay."""
@@ -180,7 +180,7 @@ class LinearLrScheduler(DecayLrScheduler):
 class PolynomialLrScheduler(DecayLrScheduler):
     """A linear warmup, then a polynomial decay to the minimum.
 
-    The arguments are those of `DecayLrScheduler`, and `power`: the rate falls as ``(1 - progress) ** power``, so 1 is a
+    Takes the arguments of `DecayLrScheduler`, and `power`: the rate falls as ``(1 - progress) ** power``, so 1 is a
     line, and 2 falls fast and ends gently.
     """
 

@@ -60,7 +60,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         use_inverse_sqrt_decay: use the square-root decay, not the paper's, whose inverse grows linearly.
         num_checkpoints: number of checkpoints.
         is_continuation_from_checkpoint: the run continues from the weights and optimizer of a checkpoint, and the
-            length is that of the new part: a fresh stable phase, then its decay, without a warmup. A state that is
+            length counts the new part: a fresh stable phase, then its decay, without a warmup. A state that is
             loaded gives the peaks; its steps count only where a training state is resumed.
 
     Raises:
@@ -137,7 +137,7 @@ class WSDLrScheduler(WarmupLrScheduler):
         return super().create_scheduler_fn(*lengths, *rates, num_checkpoints, is_continuation_from_checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a saved position. A continuation starts afresh, unless a training state of it is resumed."""
+        """Restore a saved position. A continuation starts over, unless a training state of it is resumed."""
         super().load_state_dict(state_dict)
         if self.is_continuation_from_checkpoint and not state_dict.get("is_resumed"):
             self.step_update(0)

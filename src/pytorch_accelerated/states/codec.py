@@ -368,7 +368,7 @@ def read_layout(
 ) -> list[tuple[str, torch.dtype, list[int]]]:
     """Name, dtype and shape of all tensors of a file, in the order of their bytes. Reads only the header.
 
-    Arguments and errors are those of `read_tensors`.
+    Arguments and errors as for `read_tensors`.
     """
     prefix = bytearray(min(_PREFIX_BYTES, size_bytes))
     read_into(memoryview(prefix))

@@ -213,8 +213,8 @@ def _checked_held(
 
 
 def _take_own_states(parts: dict[str, Any], by_rank: list[dict[str, Any]], ranks: Ranks) -> None:
-    """Replace those of the history, the callbacks and held parts; nothing if the number of ranks differs."""
-    parts.setdefault("held", {})  # older states have none, nor those of a run in which nothing is held
+    """Replace rank 0's history, callbacks and held parts by this rank's; nothing if the number of ranks differs."""
+    parts.setdefault("held", {})  # older states have none, nor does a run that holds nothing
     if len(by_rank) == ranks.count:
         own = by_rank[ranks.index]
         parts["run"]["history"] = with_difference(parts["run"]["history"], own.get("history", []))

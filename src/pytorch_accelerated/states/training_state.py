@@ -259,7 +259,7 @@ def as_module(part: Any) -> nn.Module | None:
 
 
 def entries_of_state(folder: Path, names: Collection[str]) -> dict[str, Any]:
-    """Parts of a training state as `States.write_file` calls those of a run.
+    """Parts of a training state, by the names that `States.write_file` gives to the parts of a run.
 
     Args:
         folder: the training state.

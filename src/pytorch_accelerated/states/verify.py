@@ -55,7 +55,7 @@ def read_manifest(folder: Path) -> Manifest:
 def open_verified(folder: Path, entry: FileEntry) -> Iterator[Callable[[memoryview], None]]:
     """A function that fills a buffer with the next bytes of a file. The end of the block verifies all that was read.
 
-    The file must be read to its end, and its content must neither be used nor replaced before the end of the block:
+    The file must be read to its end, and its content must not be used or replaced before the end of the block:
     another thread hashes a large one while the next bytes are read.
 
     Raises:
@@ -183,7 +183,7 @@ def find_state(path: str | os.PathLike[str], check: Callable[[Path], Any] = veri
         _refuse_states_of_accelerate(folder)
     elif found is None and STATE_NAME.fullmatch(folder.name):
         raise MissingCheckpointError(
-            f"There is no training state {folder}. Check the path; to start afresh, give the folder of the states."
+            f"There is no training state {folder}. Check the path; to start a new run, give the folder of the states."
         )
     return found
 

@@ -68,7 +68,7 @@ def load_canonical(module: nn.Module, state: Mapping[str, Any], *, may_lack: Col
     The state is checked first. If a module overrides how it loads, which may fail at any point, the current weights are
     copied and restored on failure. If only `state_dict` is overridden, values that it leaves out stay as they are.
 
-    Arguments are those of `check_canonical`.
+    Arguments as for `check_canonical`.
 
     Raises:
         InvalidCheckpointError: says what does not fit.

@@ -178,7 +178,7 @@ def _show(options: argparse.Namespace) -> Outcome:
 
 
 def _average(options: argparse.Namespace) -> Outcome:
-    """Write a file for `Trainer.load_checkpoint`. Integers are those of the newest state."""
+    """Write a file for `Trainer.load_checkpoint`. Integers come from the newest state."""
     found = [one for one in _states_in(options.folder) if not one.complaint and "updates" in one.manifest.facts]
     by_update = {one.manifest.facts["updates"]: one for one in found}  # the last epoch is often saved as `final`, too
     states = list(by_update.values())[-options.last :] if options.last > 0 else []

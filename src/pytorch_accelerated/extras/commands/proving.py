@@ -17,7 +17,7 @@ def add_to(topics: Any) -> None:
     command = add_command(topics, "diff", _diff, "say where two runs part: settings, records, states, first update")
     help = "the folder of a run: of its training states, or with its page and the folder of its states"
     command.add_argument("a", type=Path, metavar="A", help=help)
-    command.add_argument("b", type=Path, metavar="B", help="that of another run")
+    command.add_argument("b", type=Path, metavar="B", help="the same of another run")
     help = f"train both again to find the first update; {HELP}"
     command.add_argument("--run", dest="place", metavar="PLACE", help=help)
     command.add_argument("--run-b", dest="place_b", metavar="PLACE", help="the same for B; default: that of --run")

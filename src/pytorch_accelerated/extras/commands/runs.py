@@ -151,11 +151,11 @@ def judge(first: Sequence[float], second: Sequence[float], *, greater_is_better:
     """Test whether the values of two configurations differ, by the paired t-test, two-sided at 5 %.
 
     Where all differences are the same, as coarse metrics have it, their spread is unknown and t infinite. The test is
-    then that of signs: n equal differences have p = 2 / 2**n, so that it takes six pairs.
+    then the test of signs: n equal differences have p = 2 / 2**n, so that it takes six pairs.
 
     Args:
         first: the values of one configuration, two at least.
-        second: those of the other, in the order of the same seeds.
+        second: the other's, in the order of the same seeds.
         greater_is_better: whether greater values are better.
 
     Raises:

@@ -40,7 +40,7 @@ ARRAYS += [(_PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("
 
 
 def native(known: dict[str, Any]) -> dict[str, Any]:
-    """The states as `restore_generator_states` takes them, from those of a file."""
+    """The states in a file, as `restore_generator_states` takes them."""
     algorithm, keys, *rest = known["numpy"]
     values = keys.values if isinstance(keys, _PlainArray) else keys
     numpy_state = [algorithm, torch.from_numpy(np.array(values, dtype=np.int64)), *rest]

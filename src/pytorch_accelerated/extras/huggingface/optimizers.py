@@ -94,7 +94,7 @@ class MuonWithAdamW(Optimizers):
 
 
 def _hidden_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of all linear layers but the last one, or that of a language model, and those of embeddings."""
+    """The weights of embeddings, and of all linear layers but the last one, or the output layer of a language model."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     last = getattr(model, "get_output_embeddings", lambda: None)() or (linear[-1] if linear else None)
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}

@@ -1,4 +1,4 @@
-"""A model in torch's `DataParallel`, with the outputs that it has by itself: several GPUs in one process."""
+"""A model in torch's `DataParallel`, with the outputs that it has by itself: multiple GPUs in one process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from pytorch_accelerated.facts.trees import count_rows, leaves, map_leaves, merg
 
 
 class Replicas(DataParallel[Any]):
-    """Runs the replicas of a `DataParallel` on parts of a batch, and joins what they return to that of the whole batch.
+    """Runs the replicas of a `DataParallel` on parts of a batch, and joins what they return to the output of the whole
+    batch.
 
-    Torch's own returns one loss for each replica, whose mean is not that of the batch unless all parts are of a size.
-    Here a single number is a mean weighted by the items of the parts, or by their rows if a part has no items.
-    ``num_items_in_batch`` is divided alike, so that a loss may divide by it or be a mean. Lists of a batch with
-    one entry for each row are cut, too. A batch with tensors of several lengths is not: one replica gets all of it.
+    Torch's own returns one loss for each replica, whose mean is not the mean of the batch unless all parts have one
+    size. Here a single number is a mean weighted by the items of the parts, or by their rows if a part has no items.
+    ``num_items_in_batch`` is divided alike, so that a loss may divide by it or be a mean. Lists of a batch with one
+    entry for each row are cut, too. A batch with tensors of several lengths is not: one replica gets all of it.
 
-    Attributes that it does not have are those of the model.
+    Attributes that it does not have are looked up in the model.
 
     Args:
         wrapper: which replicates and runs the model.

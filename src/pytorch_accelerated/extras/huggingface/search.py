@@ -78,7 +78,7 @@ def search(
         face.args = copy.copy(given)
         for name, value in hp_space(trial).items():
             if not hasattr(given, name):
-                raise ConfigurationError(f"`hp_space` has {name!r}, which is no argument. Use names of arguments.")
+                raise ConfigurationError(f"`hp_space` has {name!r}, which is not an argument. Use names of arguments.")
             setattr(face.args, name, type(getattr(given, name) or value)(value))
         face.args.output_dir = str(folder / f"run-{trial.number}")
         reporting = _Reporting(trial, optuna, compute_objective)

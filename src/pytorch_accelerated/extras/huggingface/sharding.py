@@ -18,7 +18,7 @@ def shard(model: nn.Module, layers: list[nn.Module], ranks: Ranks, *, reshards: 
     """Shard `model` over the ranks in place, with the weights of rank 0 on the device. Must be called by all ranks.
 
     Args:
-        model: of which all parameters are sharded.
+        model: all of its parameters are sharded.
         layers: those that are gathered one by one for their forward and backward; all others are gathered at once.
         ranks: of the run.
         reshards: whether a layer is sharded again after its forward.

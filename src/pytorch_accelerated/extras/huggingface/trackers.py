@@ -30,7 +30,7 @@ class Recorder(TrainerCallback, ExportableState):
     _is_in_run = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Open the records, if the training was resumed those of its checkpoint, which hide what is logged again."""
+        """Open the records: for a resumed training, its checkpoint's, which hide what is logged again."""
         if state.is_world_process_zero:
             is_resumed = state.global_step > 0
             if is_resumed:
@@ -71,8 +71,8 @@ class TensorBoardCallback(Recorder):
     """Writes the logs for TensorBoard, on the first process of all.
 
     The folder is ``logging_dir`` of the arguments, or one in ``runs`` below ``output_dir``, named ``run_name`` if that
-    is given. A trainer writes all logs to one folder, and a resumed run continues that of its checkpoint. The file is
-    closed when a training ends or fails, and after each log outside of a training.
+    is given. A trainer writes all logs to one folder, and a resumed run continues the folder of its checkpoint. The
+    file is closed when a training ends or fails, and after each log outside of a training.
 
     Args:
         tb_writer: a `SummaryWriter` of your own, which stays open at the end of a run.

@@ -39,7 +39,7 @@ _FORCED = {**dict.fromkeys((*_NONE, "nonfinite_policy")), "reset_run_history": T
 class LearningRateTest:
     """The result of `Trainer.find_lr`.
 
-    The rates are those of the parameter group with the largest one; the others keep their ratios to it.
+    The rates belong to the parameter group with the largest one; the others keep their ratios to it.
 
     Attributes:
         rates: the learning rate of each update, growing.

@@ -39,7 +39,7 @@ def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None 
     Args:
         trainer: the trainer, which is not at work.
         callbacks: the callbacks that take part, instead of the trainer's.
-        place: a folder for temporary files; default: that of the system.
+        place: a folder for temporary files; default: the system's.
     """
     callbacks = list(callbacks)
     if trainer.device.type == "cuda":
@@ -104,7 +104,7 @@ def find_plan(
     if train_dataset is None:
         if last is None or train_arguments or num_epochs is not None:
             raise ConfigurationError(
-                f"`{method}` got no `train_dataset`: without any arguments, it is about the last run, of which there "
+                f"`{method}` got no `train_dataset`: without any arguments, it is about the last run; there "
                 f"{'is none' if last is None else 'is one'}. Pass all arguments that `train` gets."
             )
         return last

@@ -39,7 +39,7 @@ class ModuleFacts(NamedTuple):
         kind: its class.
         depth: 0 for the model, 1 for its children.
         output_shape: the shape of the first tensor that it returned for the first batch; None if it was not called.
-        parameters: the number of its parameters, with those of its children.
+        parameters: the number of its parameters, including its children's.
         trainable: how many of them are trained.
     """
 

@@ -61,7 +61,7 @@ class RecordDifference(NamedTuple):
         update: the last one that the value is about.
         name: of a metric, or of a field of `StepRecord`.
         a: the value of the first run.
-        b: that of the second one.
+        b: the same of the second one.
     """
 
     update: int
@@ -188,12 +188,12 @@ class RunDifference:
 def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: MakeRun | None = None) -> RunDifference:
     """Where two runs part, to the bit: in what they were given, in their records and in their training states.
 
-    With functions that make the runs anew, both are also trained again from the last state that is equal, and the first
+    With functions that make the runs, both are also trained again from the last state that is equal, and the first
     update in which they part is named, with what parted in it. Nothing is written. Must be called by all ranks.
 
     Args:
         a: the folder of a run: of its training states, or one with its report page and the folder of its states.
-        b: that of another run.
+        b: the same of another run.
         make_a: returns a new trainer and the arguments of `train` of the first run, as its script makes them.
         make_b: the same for the second run; default: `make_a`, to see which of the two the code as it is now gives.
 

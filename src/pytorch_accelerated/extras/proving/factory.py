@@ -1,4 +1,4 @@
-"""Makes a run anew from the script that defines it, in any process."""
+"""Makes a run again from the script that defines it, in any process."""
 
 from __future__ import annotations
 

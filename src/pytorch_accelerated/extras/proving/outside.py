@@ -91,7 +91,7 @@ class Place(NamedTuple):
 
     @property
     def is_choice(self) -> bool:
-        """Whether somebody has chosen between several objects, and none of them has changed."""
+        """Whether somebody has chosen between multiple objects, and none of them has changed."""
         return self.role == "choice" or isinstance(self.value, _FUNCTIONS)
 
     @property
@@ -109,7 +109,7 @@ class Outside:
     """Finds what the user's objects of a run keep, to compare two runs, and to give it back.
 
     Args:
-        arguments: those of `train`.
+        arguments: the arguments of `train`.
 
     Attributes:
         places: all that have been found, by their texts.
@@ -170,7 +170,7 @@ class Outside:
             put.func.__self__.pop(*put.args, None)
 
     def differing(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: Collection[str]) -> list[str]:
-        """The texts of places that differ between two runs before an update, of which a `part` then differs too.
+        """The texts of places that differ between two runs before an update, where a `part` then differs too.
 
         Args:
             part: one of `trace.PARTS`.
@@ -256,7 +256,7 @@ class Outside:
 
 
 def _choices(trainer: Trainer) -> Iterator[Place]:
-    """What callbacks may choose anew within a run."""
+    """What callbacks may change within a run."""
     put: Any = functools.partial(setattr, trainer, "loss_func")
     yield Place("choice", "the trainer", "`loss_func` of the trainer", trainer.loss_func, put)
     parameters = dict(trainer.get_model().named_parameters())

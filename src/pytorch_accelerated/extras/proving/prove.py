@@ -42,7 +42,7 @@ _AGAIN, _RESUMED = "again", "resumed at each update"
 _BY_PROCESS = "it is another one in each process; call `set_seed` before what is random, and sort what is in a folder"
 _BY_HASH = "it depends on `hash` of a text, or on the order of a set: sort it, or use `hashlib`"
 _BY_FACTORY = "new processes agree with each other, but not with this one: look at the factory, and what ran before"
-# What neither a state nor this process gives back, and nobody can name.
+# What neither a state nor this process restores, and nobody can name.
 _OUTSIDE = "a clock, a file, the environment, a thread, or another source that was not found"
 _BY_ITSELF = {
     "batch": f"the rows depend on {_OUTSIDE}",
@@ -50,7 +50,7 @@ _BY_ITSELF = {
     "gradients": "an operation is not deterministic: `torch.use_deterministic_algorithms(True)` names it",
     "settings": f"a callback or the schedule depends on {_OUTSIDE}",
 }
-_NO_MEAN = "the loss is no mean over the rows of a batch, or the model relates them to each other"
+_NO_MEAN = "the loss is not a mean over the rows of a batch, or the model relates them to each other"
 _BACKWARD = (
     "the loss is the mean of those of its halves; not found: look at the backward pass, such as autograd functions"
 )
@@ -151,7 +151,7 @@ class _Proving:
 
     Args:
         trainer: the trainer, which is not at work.
-        arguments: those of `train`.
+        arguments: the arguments of `train`.
         updates: how many to train.
         folder: for temporary files.
     """
@@ -162,7 +162,7 @@ class _Proving:
         self._settings: dict[str, Any] = {}
         given = (arguments.get(name) for name in ("num_epochs", "gradient_accumulation_steps"))
         epochs, steps = (each if isinstance(each, int) and each > 0 else None for each in given)
-        # Several epochs end, with evaluations, if the run has several.
+        # Multiple epochs end, with evaluations, if the run has several.
         self._limit = max(_UPDATES_OF_EPOCH, -(-updates // (epochs or updates))) * (steps or 1)
         self._ignored: set[str] = set()
         self._unsteady: set[str] = set()  # metrics that differ in each run, as times do
@@ -216,7 +216,7 @@ class _Proving:
             warnings.simplefilter("ignore")
             with trained_again(trainer, arguments, state, *watching):
                 settings, updates = trainer.run_context.asked.settings, list(trace.updates)
-        if not self._settings:  # those of the uninterrupted run, which is the first one
+        if not self._settings:  # the uninterrupted run comes first, and sets them
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return updates
 
@@ -351,7 +351,7 @@ class _Proving:
             f"a batch of {size} has no halves": size % 2,
             "the forward pass draws random numbers, which depend on the size of batches": first.draws,
             "no gradients were seen before the optimizer's step": first.gradients is None,
-            "the halves of a batch are other ones: rows are random, padded, or read as a stream": not self._has_halves,
+            "the halves of a batch have other rows: they are random, padded, or read as a stream": not self._has_halves,
         }
         for obstacle, is_there in obstacles.items():
             if is_there:

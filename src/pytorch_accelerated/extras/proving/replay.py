@@ -131,7 +131,7 @@ def trained_again(
 
     Args:
         trainer: the trainer, which is not at work.
-        arguments: those of `train`.
+        arguments: the arguments of `train`.
         state: the training state; None for the beginning of the run.
         watching: see every event after the trainer's own callbacks; the last one ends the run.
     """
@@ -164,7 +164,7 @@ def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | N
     if run.asked.number:
         raise ConfigurationError(
             f"The oldest state in {states} is after update {found[0][1]['updates']}, so the updates before are reached "
-            "from the first weights only, and this trainer has trained. Make it anew, as the script does, and replay "
+            "from the first weights only, and this trainer has trained. Make it again, as the script does, and replay "
             "at once."
         )
     return None

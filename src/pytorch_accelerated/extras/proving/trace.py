@@ -67,7 +67,7 @@ class UpdateTrace(NamedTuple):
         generators: the states of torch's, numpy's and Python's generators before each forward pass.
         losses: of this rank's batches, exactly.
         gradients: complete, before they are clipped.
-        settings: those of the optimizer, such as rates, when it steps.
+        settings: the optimizer's settings, such as rates, when it steps.
         weights_after: parameters and buffers after the update.
         optimizer: the optimizer's state after the update.
         outside: what else may matter, by the name of its place; see `Trace`.
@@ -236,7 +236,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def named_weights(model: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors in the state of a model, and in those of held parts, by name.
+    """The tensors in the states of a model and of held parts, by name.
 
     Args:
         model: its state.

@@ -150,7 +150,7 @@ class ReportCallback(TrainerCallback):
         return batch[0] if isinstance(batch, (tuple, list)) and batch else None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin the page, or continue that of the run that is being resumed."""
+        """Begin the page, or continue the page of the run that is being resumed."""
         if self._contents.state.get("status") != "running":  # no state was loaded
             self._begin(trainer)
         self._describe_run(trainer)

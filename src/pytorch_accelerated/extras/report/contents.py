@@ -116,7 +116,7 @@ class RunContents:
         """The inverse of `to_json`, except for those numbers.
 
         Raises:
-            TypeError, ValueError, RecursionError: if the values are not those of a run.
+            TypeError, ValueError, RecursionError: if the values do not describe a run.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
         contents, empty = cls(**{name: json_value(values[name]) for name in names}), cls("")
@@ -261,7 +261,7 @@ def environment_facts(device: torch.device, num_processes: int) -> dict[str, Any
 
 
 def _is_kernel() -> bool:
-    """Whether the command line is that of a notebook's kernel, which says nothing about the notebook."""
+    """Whether the command line starts a notebook's kernel, and so says nothing about the notebook."""
     return Path(sys.argv[0]).name.endswith("kernel_launcher.py")
 
 

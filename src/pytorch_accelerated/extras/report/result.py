@@ -85,7 +85,7 @@ class ResultCallback(TrainerCallback):
         self._loaded: dict[str, Any] = {}
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Begin the result, or continue that of the run that is being resumed."""
+        """Begin the result, or continue the result of the run that is being resumed."""
         self._begin(trainer)
         self._write(trainer)
 
@@ -93,7 +93,7 @@ class ResultCallback(TrainerCallback):
         """Note skipped updates, and write the result, if it is time."""
         number = trainer.run_state.skipped_updates - self._skipped_updates
         self._skipped_updates += number
-        # Without the policy they are those of the scaler of fp16, which finds its scale by such updates.
+        # Without the policy, the scaler of fp16 has skipped them: it finds its scale by such updates.
         if number > 0 and trainer.run_context.asked.settings.nonfinite_policy is not None:
             text = f"{number} update{'s' if number > 1 else ''} skipped, gradients not finite"
             self._add_alert(trainer, "non-finite loss", text)

@@ -185,7 +185,7 @@ class Argument:
         limit: what a value of this kind must be besides.
         choices: the only values, or the only items of a list.
         needs: the argument without which this one would have no effect.
-        same_as: the argument of which this is another name.
+        same_as: the argument that this is another name for.
         gives: the value of that argument that this flag stands for.
         why_unsupported: the reason, and what to do instead; empty for a supported argument.
         also: further values of an unsupported argument that ask for nothing.

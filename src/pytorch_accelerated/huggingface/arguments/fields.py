@@ -32,7 +32,9 @@ class _Word(str, Enum):
         words = [word.value for word in cls]
         close = difflib.get_close_matches(str(value).lower(), words, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"{value!r} is no {cls.__name__}.{hint} Choose among {', '.join(map(repr, words))}.")
+        raise ConfigurationError(
+            f"{value!r} is not a valid {cls.__name__}.{hint} Choose among {', '.join(map(repr, words))}."
+        )
 
 
 class IntervalStrategy(_Word):
@@ -141,7 +143,7 @@ _FULL_EVAL = "Use bf16=True, or convert a model that is only evaluated."
 
 @dataclass
 class Arguments:
-    """The fields of `TrainingArguments`, and what classes derived from those of transformers read of the class."""
+    """The fields of `TrainingArguments`, and what classes derived from transformers' read of the class."""
 
     default_optim = OptimizerNames.ADAMW_TORCH_FUSED.value
     place_model_on_device: ClassVar[bool | None] = None  # a property of a subclass may say so
@@ -230,7 +232,7 @@ class Arguments:
 
     # Logging
     logging_strategy: IntervalStrategy | str = argument("steps", "When to log.")
-    logging_steps: float = argument(500, "Log every so many updates, or share of the run.", kind=rules.STEPS)
+    logging_steps: float = argument(500, "Log every N updates, or share of the run.", kind=rules.STEPS)
     logging_first_step: bool = argument(False, "Log the first update too.")
     logging_nan_inf_filter: bool = argument(True, "Leave non-finite losses out of the logged mean.")
     logging_dir: str | None = argument(None, "Folder for TensorBoard. Default: below output_dir.")
@@ -266,7 +268,7 @@ class Arguments:
 
     # Checkpoints and the best model
     save_strategy: SaveStrategy | str = argument("steps", "When to save a checkpoint.")
-    save_steps: float = argument(500, "Save every so many updates, or share of the run.", kind=rules.STEPS)
+    save_steps: float = argument(500, "Save every N updates, or share of the run.", kind=rules.STEPS)
     save_total_limit: int | None = argument(
         None, "Checkpoints to keep; the best is never deleted.", limit=rules.KEPT_CHECKPOINTS
     )
@@ -276,7 +278,7 @@ class Arguments:
     greater_is_better: bool | None = argument(None, "Default: unless the metric's name ends with loss.")
     restore_callback_states_from_checkpoint: bool = argument(False, "Restore callbacks at a resume.")
 
-    # Several processes
+    # Multiple processes
     ddp_backend: str | None = argument(None, "Backend of the communication: nccl, gloo, ...")
     ddp_timeout: int = argument(1800, "Seconds that a process waits for the others.", limit=AT_LEAST_1)
     ddp_find_unused_parameters: bool | None = argument(

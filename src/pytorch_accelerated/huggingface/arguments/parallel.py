@@ -1,4 +1,4 @@
-"""Arguments about devices, precision, seeds and several processes, translated for the native trainer.
+"""Arguments about devices, precision, seeds and multiple processes, translated for the native trainer.
 
 Models are sharded with torch's `fully_shard`; `docs/design/sharded-models.md` says how the native loop trains them.
 """

@@ -67,9 +67,9 @@ class StagedCheckpoint:
     Attributes:
         folder: where its files go until all are there.
         model: the model that trains.
-        lacks_weights: whether the files are those of `model` but for its weights, which are those of the native parts.
+        lacks_weights: whether the files belong to `model` except for its weights, which are in the native parts.
         has_optimizer: whether the file of the optimizer has its whole state.
-        needs_both: whether the weights to evaluate are other ones than those that a resume needs.
+        needs_both: whether the weights to evaluate differ from those that a resume needs.
     """
 
     folder: Path
@@ -228,7 +228,7 @@ def _refuse_new_shards(folder: Path, manifest: Manifest) -> None:
     is_listed = any(entry.name == WEIGHTS_NAME for entry in manifest.files)
     if is_listed and is_file(folder / INDEX_NAME) and not is_file(folder / WEIGHTS_NAME):
         raise InvalidCheckpointError(
-            f"The weights in {folder} were saved again since the run wrote them, in several files: {WEIGHTS_NAME} is "
+            f"The weights in {folder} were saved again since the run wrote them, in multiple files: {WEIGHTS_NAME} is "
             f"gone. To resume with the new ones, delete {MANIFEST_NAME} there, and give this path: the other files are "
             "then read as in a checkpoint of transformers."
         )

@@ -1,4 +1,4 @@
-"""The checkpoints of the Hugging Face trainer: training states next to the files of `save_model`, and those of
+"""The checkpoints of the Hugging Face trainer: training states next to the files of `save_model`, and checkpoints of
 transformers, which are read file by file.
 """
 
@@ -157,7 +157,7 @@ class CheckpointStates(States):
         self.parts.state = self._position(updates)
 
     def _position(self, updates: int) -> RunState:
-        """The position after so many updates of this run's size."""
+        """The position after this many updates of this run's size."""
         config, train = self.parts.config, self.parts.loaders.train
         per_epoch = train.num_updates
         per_update = 1 if config is None else config.train_total_batch_size or 1
@@ -331,7 +331,7 @@ def agreed_checkpoint(source: Any, args: TrainingArguments, ranks: Ranks) -> Pat
 
 
 def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> TrainerControl | None:
-    """Replace callbacks, those of a class in order, by new ones made from `states`. Returns the control among these."""
+    """Replace callbacks, each class in its order, by new ones made from `states`. Returns the control among these."""
     left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
     for index, callback in enumerate(callbacks):
         waiting = left.get(type(callback).__name__)

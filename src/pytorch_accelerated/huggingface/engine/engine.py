@@ -51,7 +51,7 @@ class Engine(NativeTrainer):
     Attributes:
         given_optimizer: the user's, and `given_schedule` likewise.
         training: the current training, or the last one.
-        ranks, accelerator, states: those of the context.
+        ranks, accelerator, states: the context's.
         preparation_seconds: the time to prepare the model for the last evaluation.
         warns_without_metrics: until it has warned that `compute_metrics` could not be called.
         is_in_step: whether our `training_step` asks for a loss, not one of the user's own.
@@ -112,7 +112,7 @@ class Engine(NativeTrainer):
         with _model_of_the_moment(self.run_context), part as loader:
             self.preparation_seconds = time.perf_counter() - started
             output: EvalLoopOutput = Prediction(self.run_context).run(loader, collector, give_up)
-        # Scripts tell the logs of an evaluation from those of training by the model's mode, which the next step of
+        # Scripts tell the logs of an evaluation from training logs by the model's mode, which the next step of
         # training changes.
         self.model.eval()
         return output
@@ -132,7 +132,7 @@ class Engine(NativeTrainer):
         return module.train(face, self.ranks, size, lambda size: self._train_once(checkpoint, size))  # type: ignore[no-any-return]
 
     def _train_once(self, checkpoint: Path | None, batch_size: int) -> TrainOutput:
-        """Train with batches of so many rows on one device."""
+        """Train with batches of `batch_size` rows on one device."""
         args, face = self._face.args, self._face
         face.state, face._train_batch_size = new_state(face), batch_size
         if checkpoint is None and args.save_total_limit is not None:

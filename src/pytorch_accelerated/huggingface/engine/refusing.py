@@ -41,7 +41,7 @@ _HOOKS_ELSEWHERE = {
     "_maybe_log_save_evaluate": "Override `log`, `evaluate` or `_save_checkpoint`.",
     "_prepare_for_training": "Override `create_optimizer_and_scheduler` or `get_train_dataloader`.",
     "_prepare_input": "Override or call `_prepare_inputs`, which gets the whole batch.",
-    "_rotate_checkpoints": "Override `_save_checkpoint`, at the end of which the oldest are deleted.",
+    "_rotate_checkpoints": "Override `_save_checkpoint`, which deletes the oldest at its end.",
     "_run_epoch": "Override `training_step`, or use the native Trainer.",
     "_track_num_input_tokens": "Set `main_input_name` of the model to what counts.",
     "_update_auto_batch_size": "Override `get_train_dataloader`, and read `_train_batch_size` there.",

@@ -185,7 +185,7 @@ class FaceStep(Step):
         """Nothing for an epoch: norms are logged step by step."""
 
     def _check_scale(self) -> None:
-        """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is no share."""
+        """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is not a share."""
         compute_loss, self._has_checked_scale = self.face.compute_loss, True
         steps = self.parts.loaders.train.accumulation.batches(1)
         if steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
@@ -228,7 +228,7 @@ def _of_update(batches: Iterator[MicroBatch], planned: list[MicroBatch]) -> Iter
 
 
 class RankedFaceStep(FaceStep, RankedStep):
-    """A step of the Hugging Face trainer on several ranks."""
+    """A step of the Hugging Face trainer on multiple ranks."""
 
 
 class FaceTraining(Training):
@@ -497,7 +497,7 @@ class BatchCounter:
 
 
 class TrainingLog:
-    """Logs the losses of a training: those of the steps since the last log, which may have been in an earlier epoch.
+    """Logs the losses of a training: of the steps since the last log, which may have been in an earlier epoch.
 
     Args:
         training: whose loss tracker holds one loss for each step.

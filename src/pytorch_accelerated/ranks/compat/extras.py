@@ -31,7 +31,7 @@ def _parts_within(part: Any) -> Iterator[Any]:
 
 
 def reductions_of(metric: Metric) -> Mapping[str, Any]:
-    """By the name of a metric's state: the function that merges those of several ranks, or None.
+    """By the name of a metric's state: the function that merges the states of multiple ranks, or None.
 
     Publicly it can only be given.
     """

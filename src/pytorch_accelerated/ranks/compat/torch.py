@@ -138,7 +138,7 @@ def set_module_versions(state: Any, versions: Any) -> None:
 
 
 def found_infinite(scaler: Any, optimizer: Any) -> bool:
-    """Whether a gradient scaler has found infinite gradients when it unscaled those of `optimizer`.
+    """Whether a gradient scaler found infinite gradients when it unscaled the gradients of `optimizer`.
 
     Publicly this shows only in a lower scale after the update, which a scaler of constant scale never shows.
     """
