@@ -695,17 +695,7 @@ class Trainer(TrainerHooks):
             self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
         )
 
-    def show_batch(
-        self,
-        train_dataset: Any,
-        num_epochs: int | None = 1,
-        *,
-        kinds: Mapping[str, str] | None = None,
-        class_names: Sequence[str] | None = None,
-        decode: Callable[[list[int]], str] | None = None,
-        samples: int = 12,
-        **train_arguments: Any,
-    ) -> Shown:
+    def show_batch(self, train_dataset: Any, num_epochs: int | None = 1, **arguments: Any) -> Shown:
         """What the model sees: the first batch of a run as pictures, masks, texts and rows.
 
         The batch comes through the loader, workers and augmentation of the run, and equals its first batch to the bit,
@@ -720,12 +710,13 @@ class Trainer(TrainerHooks):
         Args:
             train_dataset: the training data.
             num_epochs: of the run.
-            kinds: "image", "mask", "text" or "row" by the place in the batch, such as ``{"[0]": "image"}``, for what
-                isn't recognised.
-            class_names: of targets that are class numbers.
-            decode: makes a text of token numbers, such as ``tokenizer.decode``.
-            samples: how many to show.
-            train_arguments: further arguments of `train`.
+            arguments: further ones of `train`, and what to say of the batch:
+
+                - `kinds`: "image", "mask", "text" or "row" by the place in the batch, such as ``{"[0]": "image"}``, for
+                  what isn't recognised;
+                - `class_names`: of targets that are class numbers;
+                - `decode`: makes a text of a list of token numbers, such as ``tokenizer.decode``;
+                - `samples`: how many to show, 12 by default.
 
         Returns:
             The samples of this rank: the last line of a notebook's cell shows them; elsewhere `print` or `plot` them.
@@ -736,19 +727,10 @@ class Trainer(TrainerHooks):
         """
         self._refuse_within_a_run("show_batch", "Call it before `train`.")
         module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_batch`")
-        arguments = {**train_arguments, "train_dataset": train_dataset, "num_epochs": num_epochs}
-        return module.show_batch(self, arguments, module.Wishes(kinds or {}, class_names, decode, samples))  # type: ignore[no-any-return]
+        arguments |= {"train_dataset": train_dataset, "num_epochs": num_epochs}
+        return module.show_batch(self, arguments)  # type: ignore[no-any-return]
 
-    def show_predictions(
-        self,
-        dataset: Any = None,
-        *,
-        kinds: Mapping[str, str] | None = None,
-        class_names: Sequence[str] | None = None,
-        decode: Callable[[list[int]], str] | None = None,
-        samples: int = 12,
-        **evaluate_arguments: Any,
-    ) -> Shown:
+    def show_predictions(self, dataset: Any = None, **arguments: Any) -> Shown:
         """The first batch of an evaluation, with what the model predicts for each sample; otherwise as `show_batch`.
 
         Where loss function and shapes say that outputs are scores of classes, a prediction is the class with the
@@ -756,13 +738,11 @@ class Trainer(TrainerHooks):
 
         Args:
             dataset: the data; default: the last evaluation dataset.
-            kinds, class_names, decode, samples: see `show_batch`.
-            evaluate_arguments: further arguments of `evaluate`.
+            arguments: further ones of `evaluate`, and what `show_batch` takes to say of the batch.
         """
         self._refuse_within_a_run("show_predictions", "Call it when the run is over.")
         module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_predictions`")
-        wishes = module.Wishes(kinds or {}, class_names, decode, samples)
-        return module.show_predictions(self, dataset, evaluate_arguments, wishes)  # type: ignore[no-any-return]
+        return module.show_predictions(self, {**arguments, "dataset": dataset})  # type: ignore[no-any-return]
 
     def rows_of(
         self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any

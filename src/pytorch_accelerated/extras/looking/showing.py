@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from pytorch_accelerated.callbacks import MetricsCallback, TrainerCallback, kind
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.extras.looking.preflight import shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
+from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.trees import leaves_by_path, parts_of, tensors_in
 from pytorch_accelerated.record import new_figure
 from pytorch_accelerated.record.text import aligned, format_numbers, table_of_rows
@@ -25,32 +27,11 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.loop.callback import Trainer
 
+_WISHES = ("kinds", "class_names", "decode", "samples")
 _KINDS = ("image", "mask", "text", "row")
 _CHANNELS = (1, 3, 4)
 _MOST_LETTERS = 200
 _PANELS_IN_A_ROW = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What the user says of a batch.
-
-    Attributes:
-        kinds: "image", "mask", "text" or "row" by the place in the batch, such as ``[0]`` or ``['pixels']``.
-        class_names: of the targets that are class numbers.
-        decode: makes a text of the numbers of its tokens.
-        samples: how many to show.
-    """
-
-    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    class_names: Sequence[str] | None = None
-    decode: Callable[[list[int]], str] | None = None
-    samples: int = 12
-
-    def __post_init__(self) -> None:
-        for place, kind in self.kinds.items():
-            if kind not in _KINDS:
-                raise ConfigurationError(f"`kinds` has {kind!r} for {place!r}: choose one of {', '.join(_KINDS)}.")
 
 
 class Shown:
@@ -62,48 +43,57 @@ class Shown:
         notes: what was not recognised, and what to say of it.
     """
 
-    def __init__(self, seen: _First, more: Mapping[str, Any], wishes: Wishes) -> None:
+    def __init__(
+        self,
+        seen: _First,
+        predictions: Mapping[str, Any],
+        *,
+        kinds: Mapping[str, str] | None = None,
+        class_names: Sequence[str] | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+        samples: int = 12,
+    ) -> None:
         self.batch, self.inputs, self.notes = seen.batch, seen.inputs, list[str]()
-        self._pictures: dict[str, Any] = {}
-        self._masks: dict[str, Any] = {}
-        self._words: dict[str, list[str]] = {}
         leaves = leaves_by_path(self.batch, parts=_parts).items()
         columns: dict[str, Any] = {name or "batch": leaf for name, leaf in leaves}
         known = {id(each) for each in columns.values()}
         changed = [each for each in self.inputs if id(each) not in known]  # in a hook, as by mixup
-        columns |= {**{f"model input {number}": each for number, each in enumerate(changed)}, **more}
-        unknown = [place for place in wishes.kinds if place not in columns]
-        if unknown:
-            raise ConfigurationError(f"`kinds` names {unknown[0]!r}, but the batch has {', '.join(columns)}.")
-        tensors = {len(each) for each in columns.values() if isinstance(each, torch.Tensor) and each.ndim}
-        lengths = tensors | {len(each) for each in columns.values() if isinstance(each, (list, tuple))}
-        self._count = min(*lengths, wishes.samples) if len(lengths) == 1 else 0
-        kinds = _kinds_of(columns, wishes) if self._count else {}
-        numbered = [name for name, each in columns.items() if _is_whole(each) and each.ndim == 1 and name not in more]
+        columns |= {**{f"model input {number}": each for number, each in enumerate(changed)}, **predictions}
+        kinds = kinds or {}
+        for place, said in kinds.items():
+            if place not in columns or said not in _KINDS:
+                raise ConfigurationError(
+                    f"`kinds` says that {place} is {said!r}. The batch has {', '.join(columns)}, and a part of it is "
+                    f"one of {', '.join(_KINDS)}."
+                )
+        lengths = {len(each) for each in columns.values() if isinstance(each, list) or getattr(each, "shape", None)}
+        self._count = min(*lengths, samples) if len(lengths) == 1 else 0
+        sizes = {size for each in columns.values() if _is_image(each) for size in (each.shape[2:], each.shape[1:3])}
+        whole = {name: each.ndim for name, each in columns.items() if _is_whole(each)}
+        of_tokens = [name for name, dimensions in whole.items() if dimensions == 2]
+        of_classes = [name for name, dimensions in whole.items() if dimensions == 1 and name not in predictions]
+        self._pictures: dict[str, Any] = {}
+        self._masks: dict[str, Any] = {}
+        self._words: dict[str, list[str]] = {}
         for name, column in columns.items():
-            if name not in kinds:
-                self._note(name, column)
-                continue
-            rows = column[: self._count]
+            is_text = isinstance(column, list) or (decode is not None and of_tokens == [name])
+            known_kind = "text" if is_text else _kind_of(column, sizes)
+            kind = kinds.get(name) or known_kind if self._count else None
+            rows: Any = column[: self._count] if kind else []
             rows = rows.detach().cpu() if isinstance(rows, torch.Tensor) else rows
-            if kinds[name] == "image":
+            if kind == "image":
                 self._pictures[name] = _as_picture(rows)
-            elif kinds[name] == "mask":
+            elif kind == "mask":
                 self._masks[name] = rows.reshape(len(rows), *rows.shape[-2:]).numpy()
-            elif kinds[name] == "text":
-                texts = [wishes.decode(row.tolist()) for row in rows] if wishes.decode and _is_whole(rows) else rows
+            elif kind == "text":
+                texts = map(decode, rows.tolist()) if decode is not None and _is_whole(rows) else rows
                 self._words[name] = [str(text)[:_MOST_LETTERS] for text in texts]
-            else:
-                names = wishes.class_names if name in more or numbered == [name] else None
+            elif kind == "row":
+                names = class_names if name in predictions or of_classes == [name] else None
                 self._words[name] = [_in_words(row, names) for row in rows]
-
-    def _note(self, name: str, column: Any) -> None:
-        if isinstance(column, torch.Tensor):
-            what = f"{shape_in_words(tuple(column.shape))}, {str(column.dtype).removeprefix('torch.')}"
-            ask = f'; `kinds={{"{name}": ...}}` says which of {", ".join(_KINDS)} it is' if self._count else ""
-            self.notes.append(f"{name}: {what}{ask}")
-        else:
-            self.notes.append(f"{name}: {type(column).__name__}")
+            else:
+                ask = f'; `kinds={{"{name}": ...}}` says which of {", ".join(_KINDS)} it is' if self._count else ""
+                self.notes.append(f"{name}: {described(column)}{ask}")
 
     def _rows(self) -> list[dict[str, str]]:
         arrays = {**self._pictures, **self._masks}
@@ -163,15 +153,17 @@ class Shown:
         return figure
 
 
-def show_batch(trainer: Trainer, arguments: Mapping[str, Any], wishes: Wishes) -> Shown:
-    """The first batch of ``trainer.train(**arguments)``; see `Trainer.show_batch`."""
-    given = {**arguments, "nonfinite_policy": None, "reset_run_history": True}
-    return Shown(_first_batch(trainer, lambda: trainer.train(**given)), {}, wishes)
+def show_batch(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
+    """The first batch of a run; see `Trainer.show_batch`."""
+    wishes, others = _divided(arguments)
+    run = functools.partial(trainer.train, **{**others, "nonfinite_policy": None, "reset_run_history": True})
+    return Shown(_first_batch(trainer, run), {}, **wishes)
 
 
-def show_predictions(trainer: Trainer, dataset: Any, arguments: Mapping[str, Any], wishes: Wishes) -> Shown:
-    """The first batch of ``trainer.evaluate(dataset, **arguments)``; see `Trainer.show_predictions`."""
-    seen = _first_batch(trainer, lambda: trainer.evaluate(dataset, **arguments))
+def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
+    """The first batch of an evaluation, with predictions; see `Trainer.show_predictions`."""
+    wishes, others = _divided(arguments)
+    seen = _first_batch(trainer, functools.partial(trainer.evaluate, **others))
     outputs: Any = seen.outputs.get("logits") if isinstance(seen.outputs, Mapping) else seen.outputs
     targets = seen.batch.get("labels") if isinstance(seen.batch, Mapping) else seen.batch[-1]
     notes = []
@@ -181,9 +173,14 @@ def show_predictions(trainer: Trainer, dataset: Any, arguments: Mapping[str, Any
             outputs = outputs.argmax(task.dim)
     except HookOutputError as error:
         notes = [f"The outputs are shown as they are. {error}"]
-    shown = Shown(seen, {"prediction": outputs}, wishes)
+    shown = Shown(seen, {"prediction": outputs}, **wishes)
     shown.notes += notes
     return shown
+
+
+def _divided(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is said of the batch, and the arguments of the run."""
+    return [{name: each for name, each in arguments.items() if (name in _WISHES) is wanted} for wanted in (True, False)]
 
 
 class _Seen(Exception):
@@ -233,8 +230,7 @@ def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
 
 def _parts(data: Any) -> Sequence[Any] | None:
     """As `parts_of`, but a list of texts is a leaf."""
-    parts = parts_of(data)
-    return None if parts and isinstance(data, (list, tuple)) and all(isinstance(each, str) for each in data) else parts
+    return None if isinstance(data, list) and data and all(isinstance(each, str) for each in data) else parts_of(data)
 
 
 def _is_whole(column: Any) -> bool:
@@ -242,26 +238,21 @@ def _is_whole(column: Any) -> bool:
     return is_tensor and not column.is_floating_point()
 
 
-def _kinds_of(columns: Mapping[str, Any], wishes: Wishes) -> dict[str, str]:
-    """The kind of each column that has one reading, or that the user says."""
-    tensors = {name: each for name, each in columns.items() if isinstance(each, torch.Tensor) and not each.is_complex()}
-    images = {name: each for name, each in tensors.items() if each.ndim == 4 and _is_image(each)}
-    sizes = {size for each in images.values() for size in (each.shape[2:], each.shape[1:3])}
-    of_tokens = [name for name, each in tensors.items() if _is_whole(each) and each.ndim == 2]
-    kinds = {name: "text" for name, each in columns.items() if isinstance(each, (list, tuple))}
-    for name, each in tensors.items():
-        if name in images:
-            kinds[name] = "image"
-        elif each.ndim == 3 and _is_whole(each) and each.shape[1:] in sizes:
-            kinds[name] = "mask"
-        elif each.ndim in (1, 2):
-            is_text = wishes.decode is not None and of_tokens == [name]
-            kinds[name] = "text" if is_text else "row"
-    return {**kinds, **wishes.kinds}
+def _kind_of(column: Any, sizes: Collection[Any]) -> str | None:
+    """The kind of a column, by shape and dtype, and by the `sizes` of pictures; None if it has no single reading."""
+    if not isinstance(column, torch.Tensor) or column.is_complex():
+        return None
+    if _is_image(column):
+        return "image"
+    if column.ndim == 3 and _is_whole(column) and column.shape[1:] in sizes:
+        return "mask"
+    return "row" if column.ndim in (1, 2) else None
 
 
-def _is_image(column: torch.Tensor) -> bool:
+def _is_image(column: Any) -> bool:
     """Whether exactly one of the dimensions that can have the channels has a number of them."""
+    if not isinstance(column, torch.Tensor) or column.ndim != 4:
+        return False
     is_known = column.is_floating_point() or column.dtype == torch.uint8
     return is_known and (column.shape[1] in _CHANNELS) != (column.shape[3] in _CHANNELS)
 
