@@ -221,8 +221,8 @@ def gallery(folder: Path, names: Sequence[str] = tuple(GALLERY)) -> None:
         lines = [line.replace(f"{folder}/", "") for line in screen if "Warning" not in line]
         lines = [part for line in lines for part in re.findall(".{1,80}", line) or [""]]  # as a terminal breaks them
         shown = ["...", *lines[-16:]] if len(lines) > 16 else lines
-        if name == "digits_to_drive":
-            shown = [*lines[:16], "..."]
+        if name in ("digits_to_drive", "drive_runs"):  # they begin with what matters
+            shown = [*lines[:14], "..."]
         terminal_picture([f"$ {command}", *shown], f"gallery/{name}", 80)
 
 

@@ -42,6 +42,8 @@ def test_every_script_in_examples_is_run_here():
     run_here = re.findall(r'run_example\(\s*"(\w+)"', Path(__file__).read_text(encoding="utf-8"))
     run_here += re.findall(r'EXAMPLES / "(\w+)\.py"', Path(__file__).read_text(encoding="utf-8"))
     assert {script.stem for script in EXAMPLES.glob("*.py")} == set(run_here)
+    gallery = (REPOSITORY / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", gallery)) == set(run_here)
 
 
 def test_train_digits_recognises_97_percent_of_held_out_digits(tmp_path, train_digits):
