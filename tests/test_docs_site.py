@@ -167,6 +167,7 @@ def test_the_table_of_callbacks_has_every_one() -> None:
     named = {name: getattr(callbacks, name) for name in callbacks.__all__}
     public = [name for name, value in named.items() if inspect.isclass(value) and issubclass(value, TrainerCallback)]
     assert sorted(rows) == sorted(public)
+    assert [name for name in public if not re.search("::\\n|>>> ", named[name].__doc__)] == []  # each has an example
 
 
 def public_names(module: str) -> dict[str, Any]:

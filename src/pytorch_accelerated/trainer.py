@@ -54,10 +54,10 @@ class Trainer(TrainerHooks):
         trainer = Trainer(model, loss_func=nn.CrossEntropyLoss(), optimizer=optimizer)
         trainer.train(train_dataset, num_epochs=3, eval_dataset=eval_dataset, per_device_batch_size=32)
 
-    Every method in the sections "set-up", "run", "training epoch" and "evaluation epoch" may be overridden. Methods
-    whose name begins with `create`, `calculate`, `count` or `get` return a value, the others change state. A run calls
-    them, and then the callbacks' events, in the order that `explain` shows. A callback may
-    replace a method within a run; those whose names begin with `_`, only before it.
+    A subclass may override every hook (`loop/hooks.py` has them). Those whose names begin with `create`, `calculate`,
+    `count` or `get` return a value, the others change state. A run calls them, and then the callbacks' events, in the
+    order that `explain` shows. A callback may replace a hook within a run; those whose names begin with `_`, only
+    before it.
 
     The constructor stores its arguments; their types and values are checked when a run starts. A subclass may use the
     names of the keyword-only ones, `current_run` and `is_last_epoch` for something else: the trainer does not read
@@ -150,63 +150,74 @@ class Trainer(TrainerHooks):
         Datasets may be map-style or iterable, with or without a length; tensors or arrays, or tuples and dicts of them;
         or ready `DataLoader` objects.
 
+        Few of them are needed; they come in groups:
+
+        - Data: `train_dataset`, `eval_dataset`, `per_device_batch_size`, `eval_per_device_batch_size`, `collate_fn`,
+          `train_dataloader_kwargs`, `eval_dataloader_kwargs`, `leave_out`, `overfit_batches`
+        - Length: `num_epochs`, `max_num_train_steps`, `max_samples`, `max_tokens`, `max_duration`
+        - Updates: `gradient_accumulation_steps`, `gradient_clip_norm`, `gradient_clip_value`, `create_scheduler_fn`,
+          `step_scheduler`, `scheduler_metric`
+        - Resuming: `resume_from`, `must_resume`, `reset_run_history`
+        - Mistakes: `nonfinite_policy`, `max_skipped_updates`, `detect_anomaly`
+        - Recording: `record_every_n_steps`
+
         Args:
             train_dataset: the training data.
-            num_epochs: passes over it; None if `max_num_train_steps`, `max_samples` or `max_tokens` is given, which
-                override it. Of these three, one may be given.
             eval_dataset: the evaluation data; or multiple sets in a dict by name, which are evaluated one after the
                 other. Their metrics have the name in theirs: ``eval_<name>_loss_epoch``. The loss of the first set is
                 also recorded as ``eval_loss_epoch``, on which callbacks and schedules go by default. A dict with
                 tensors, arrays or dicts as values is one set in columns.
             per_device_batch_size: samples of a batch on one rank.
-            max_num_train_steps: optimizer updates after which the run ends.
-            gradient_accumulation_steps: batches of a rank per update. The update equals the update of one large batch.
-            gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
-            create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
-                as these are given. A `functools.partial` may hold `TrainerPlaceholderValues`.
+            eval_per_device_batch_size: default: `per_device_batch_size`.
+            collate_fn: combines samples into a batch, for both datasets.
             train_dataloader_kwargs: override the defaults of `get_default_train_dl_kwargs`. ``num_workers=0`` says that
                 no row may be fetched ahead, for a dataset that depends on the run. ``is_sharded=True`` says that an
                 iterable dataset itself gives each rank different samples. A `generator`, here or in your own
                 loader or sampler, determines the order of samples instead of the trainer's `seed`.
             eval_dataloader_kwargs: the same for evaluation.
-            reset_run_history: False to continue the epoch numbers and keep the metrics of earlier runs.
-            collate_fn: combines samples into a batch, for both datasets.
-            resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
-                folder, the newest complete state is used; a folder without any starts a new run, a state that does not
-                exist (``.../final``) is an error. A URL such as ``"s3://bucket/run"`` works as well: one rank of each
-                machine downloads the state, unless the local folder of `SaveTrainingStateCallback` has a newer one.
-            must_resume: True: a folder without any training state is an error, too, instead of a new run.
-            gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
-                for each of several optimizers, by name or in order.
-            max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the
-                end of the first update of this call: starting workers and compiling take none of them.
-            eval_per_device_batch_size: default: `per_device_batch_size`.
-            step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
-                evaluation.
-            scheduler_metric: the metric that a `ReduceLROnPlateau` watches.
-            nonfinite_policy: what to do with an update whose loss or gradient is NaN or infinite. None: apply it;
-                callbacks are told about the loss, and `TerminateOnNaNCallback` ends the run. "skip": skip the update.
-                "rollback": go back to the newest training state of this run, and continue without the update. To check,
-                the run waits for the device once per update.
-            max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
-            overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
-                the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
-                has a bug. Schedules follow the short epochs; augmentations stay random.
-            record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
-                1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on as many as give a run between 1,024
-                and 2,047 records, besides those at the ends of epochs. If the number of updates is unknown, the
-                distance grows with those that are done. Losses and weights do not depend on it.
-            detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
-                is an error; a warning of torch's shows the line of the forward pass. Much slower: for finding a
-                mistake.
             leave_out: training data to pass over: ``{"rows": [...]}``, indices in the dataset that no update uses any
                 more, ``{"updates": [...]}``, updates whose samples are passed over, or both. With `resume_from` from
                 that state on. The run equals one whose order never had them. Later states keep it.
+            overfit_batches: train on the first batches of each rank only, the same ones in every epoch, in the order of
+                the dataset, and evaluate on them instead of `eval_dataset`: a model that cannot learn these by heart
+                has a bug. Schedules follow the short epochs; augmentations stay random.
+            num_epochs: passes over the training data; None if `max_num_train_steps`, `max_samples` or `max_tokens` is
+                given, which override it. Of these three, one may be given.
+            max_num_train_steps: optimizer updates after which the run ends.
             max_samples: samples over all ranks, after which the run ends: with the update that reaches the number.
                 Schedules know how many updates that takes, unless the data is a stream. Batches of a stream whose size
                 is unknown count as one.
             max_tokens: the same for what `count_batch_items` counts, which must be overridden. How many updates that
                 takes is not known beforehand, so a schedule needs numbers instead of placeholders for the length.
+            max_duration: seconds, or "HH:MM:SS", after which the run stops at the end of an update. They count from the
+                end of the first update of this call: starting workers and compiling take none of them.
+            gradient_accumulation_steps: batches of a rank per update. The update equals the update of one large batch.
+            gradient_clip_norm: limit of the gradient's global norm, which is recorded as ``gradient_norm``; or a limit
+                for each of several optimizers, by name or in order.
+            gradient_clip_value: limit each entry of the gradient to [-value, value], once per update.
+            create_scheduler_fn: creates the scheduler from the optimizer; or a function for each of several optimizers,
+                as these are given. A `functools.partial` may hold `TrainerPlaceholderValues`.
+            step_scheduler: step the scheduler per "update" or per "epoch". `ReduceLROnPlateau` always steps after
+                evaluation.
+            scheduler_metric: the metric that a `ReduceLROnPlateau` watches.
+            resume_from: a training state, or a folder of them, to resume from until `num_epochs` in total. From a
+                folder, the newest complete state is used; a folder without any starts a new run, a state that does not
+                exist (``.../final``) is an error. A URL such as ``"s3://bucket/run"`` works as well: one rank of each
+                machine downloads the state, unless the local folder of `SaveTrainingStateCallback` has a newer one.
+            must_resume: True: a folder without any training state is an error, too, instead of a new run.
+            reset_run_history: False to continue the epoch numbers and keep the metrics of earlier runs.
+            nonfinite_policy: what to do with an update whose loss or gradient is NaN or infinite. None: apply it;
+                callbacks are told about the loss, and `TerminateOnNaNCallback` ends the run. "skip": skip the update.
+                "rollback": go back to the newest training state of this run, and continue without the update. To check,
+                the run waits for the device once per update.
+            max_skipped_updates: the number of updates in a row that `nonfinite_policy` may skip.
+            detect_anomaly: look for NaN in every backward pass with `torch.autograd.set_detect_anomaly`. The first one
+                is an error; a warning of torch's shows the line of the forward pass. Much slower: for finding a
+                mistake.
+            record_every_n_steps: optimizer updates of an epoch between two entries of `RunHistory.step_records`. None:
+                1 in runs of up to 255 updates, 4 from 512 on, and from 8,192 on as many as give a run between 1,024
+                and 2,047 records, besides those at the ends of epochs. If the number of updates is unknown, the
+                distance grows with those that are done. Losses and weights do not depend on it.
 
         Returns:
             A copy of the run history, which a later `evaluate` does not change.

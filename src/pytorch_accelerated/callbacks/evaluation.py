@@ -20,6 +20,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     These evaluations leave no trace in the training: afterwards, every module is in its former mode.
 
+    >>> callbacks = [..., StepBasedEvaluationCallback(eval_every_n_steps=500)]
+
     Args:
         eval_every_n_steps: the number of optimizer updates between two evaluations, counted through the whole run.
 
@@ -48,6 +50,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
 class LimitEvalStepsCallback(TrainerCallback):
     """Ends evaluations after a number of batches.
+
+    >>> callbacks = [..., LimitEvalStepsCallback(50)]
 
     Args:
         num_eval_steps: the number of batches on each rank, at least 1.
@@ -96,6 +100,8 @@ class LimitBatchesCallback(PassLimit):
     """Ends every training epoch and every evaluation after a number of batches.
 
     The sizes in the run config, and schedulers created from them, still count all batches.
+
+    >>> callbacks = [..., LimitBatchesCallback(10)]
 
     Args:
         num_batches: the number of batches on each rank, at least 1.

@@ -20,6 +20,9 @@ class FunctionCallback(TrainerCallback):
 
     The count begins with the run, and is saved in training states, so a resumed run continues it.
 
+    >>> FunctionCallback(print, "on_train_epoch_end", every=2).state_key
+    'print at on_train_epoch_end'
+
     Args:
         function: gets what a method of that name would get.
         event: its name.

@@ -168,6 +168,8 @@ class CSVLoggerCallback(_FileLogger):
     """Writes a table with the columns `epoch`, `update`, one for each metric, and the columns of step records.
 
     Cells without a value are empty.
+
+    >>> callbacks = [..., CSVLoggerCallback("log.csv")]  # `...` stands for the default callbacks
     """
 
     def _beginning(self, columns: Sequence[str]) -> str:
@@ -190,6 +192,8 @@ class JSONLoggerCallback(_FileLogger):
 
     JSON only has finite numbers. The others become the strings "NaN", "Infinity" and "-Infinity", which Python's
     `float` and JavaScript's `Number` convert to numbers.
+
+    >>> callbacks = [..., JSONLoggerCallback("log.jsonl", step_records=False)]
     """
 
     def _beginning(self, columns: Sequence[str]) -> str:

@@ -126,6 +126,8 @@ class LearningRateMonitorCallback(TrainerCallback):
     """Records the learning rate after the last update of each training epoch.
 
     The rate of the first parameter group is `learning_rate`; other groups have `learning_rate_1` and so on.
+
+    >>> callbacks = [LearningRateMonitorCallback, ...]  # in front, so that the table has the rate
     """
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -140,6 +142,8 @@ class ProfilerCallback(TrainerCallback):
     Open ``trace_rank_0.json`` at https://ui.perfetto.dev; ``table_rank_0.txt`` lists the operations that took the most
     time. Evaluations and saves between the profiled updates are included. If the run ends early, the files cover the
     updates until then.
+
+    >>> callbacks = [..., ProfilerCallback("profile", wait=20, active=3)]
 
     Args:
         output_dir: the folder, created if needed; files from an earlier run are replaced.

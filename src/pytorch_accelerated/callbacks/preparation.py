@@ -24,6 +24,8 @@ class MoveModulesToDeviceCallback(TrainerCallback):
     """Moves modules that are attributes of the trainer to its device, such as a loss function with weights.
 
     The trainer itself moves the model.
+
+    >>> callbacks = [MoveModulesToDeviceCallback]  # one of the default callbacks
     """
 
     prepares_run = True
@@ -47,6 +49,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     The layers are converted when the trainer is created, before the model is wrapped. Their parameters stay the same
     objects, so the optimizer keeps them. With one rank, nothing changes. On the CPU, torch has no such layers: the
     model stays unchanged, and a warning says so.
+
+    >>> callbacks = [..., ConvertSyncBatchNormCallback]
     """
 
     prepares_run = True

@@ -46,7 +46,10 @@ _MAIN_LOSS = "train_loss_epoch"
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints a line about the plan of a run, and a line about its result."""
+    """Prints a line about the plan of a run, and a line about its result.
+
+    >>> callbacks = [PrintProgressCallback]  # a plan and a result, without bars and table
+    """
 
     takes_part_in_preflight = False
     recorded_names = ()
@@ -109,6 +112,8 @@ class ProgressBarCallback(TrainerCallback):
 
     A notebook has one display for each training run, which is updated in place: bars, and the table of
     `LogMetricsCallback`. `docs/how_to/notebooks.md` shows it.
+
+    >>> callbacks = [ProgressBarCallback]  # one of the default callbacks
     """
 
     ranks_agree_after_each_update = False
@@ -228,6 +233,8 @@ class LogMetricsCallback(TrainerCallback):
     in one line. In a notebook, the display of `ProgressBarCallback` has the table.
 
     Evaluations come first. Where they have a metric, the value of training stays out of the table, except the loss.
+
+    >>> callbacks = [..., LogMetricsCallback(train_metrics=True)]  # in place of the default one
 
     Args:
         train_metrics: True to show them all the same: ``callbacks=[..., LogMetricsCallback(train_metrics=True)]``

@@ -59,6 +59,8 @@ class SaveBestModelCallback(MetricJudge):
     The first rank of each node writes the file with `Trainer.save_checkpoint`, and adds the value under the name of the
     metric, and ``epoch``.
 
+    >>> callbacks = [..., SaveBestModelCallback("best.pt", watch_metric="eval_accuracy", greater_is_better=True)]
+
     Args:
         save_path: the path of the file, which each better model replaces as a whole. A line is printed when the run
             starts if the file exists from an earlier run.
@@ -209,6 +211,8 @@ class SaveTrainingStateCallback(StateSaver):
     uploaded. A network that fails is tried again for `storage_timeout`, and then at the next save, with a warning. At
     its end, the run waits until the last state is uploaded. Only one run at a time may save to a URL: the one that
     began first notices the other at its next upload.
+
+    >>> callbacks = [..., SaveTrainingStateCallback("states", save_every_n_minutes=15, max_checkpoints=3)]
 
     Args:
         save_dir: the folder of the states, or its URL.
@@ -435,6 +439,8 @@ class WSDCheckpointCallback(TrainerCallback):
     The new run has the weights, the optimizer and, of a training state, the random generators. It counts from 0: its
     number of epochs or steps counts the new part. For a run that equals an uninterrupted one of a greater length,
     resume from the training state: ``train(..., resume_from=...)`` with the number of epochs of the whole.
+
+    >>> callbacks = [..., WSDCheckpointCallback("checkpoints")]
 
     Args:
         save_dir: the folder of the checkpoints.

@@ -131,6 +131,8 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     The loop reads losses from the device in bulk, so some updates may have followed the bad batch. The model is not
     saved after that.
+
+    >>> callbacks = [TerminateOnNaNCallback]  # one of the default callbacks
     """
 
     recorded_names = ()
@@ -164,6 +166,9 @@ class EarlyStoppingCallback(MetricJudge):
 
     Every value is judged once: values of an epoch and its evaluation at the end of the epoch, values of an evaluation
     within an epoch right after that evaluation. Values of `Trainer.evaluate` are not judged.
+
+    >>> accuracy = {"watch_metric": "eval_accuracy", "greater_is_better": True}
+    >>> callbacks = [..., EarlyStoppingCallback(early_stopping_patience=3, **accuracy)]
 
     Args:
         early_stopping_patience: the number of values in a row without an improvement after which the run ends.

@@ -42,6 +42,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     statistics of BatchNorm) differ; rank 0's are evaluated and saved. Of a sharded model, each rank averages its
     own parts, and the average takes the model's place while it is evaluated and saved.
 
+    >>> callbacks = [..., ModelEmaCallback(decay=0.999, save_path="ema.pt")]
+
     Args:
         decay: the weight of the past, in [0, 1).
         evaluate_during_training: whether to evaluate the average and save the best one. Otherwise, the average is saved
@@ -219,6 +221,8 @@ class SWACallback(ModelEmaCallback):
     names of its metrics begin with its own name. The statistics of its BatchNorm layers are computed again before, in
     one pass over the training data; for a sharded model they are averages, too. The trainer's own model is never
     changed. A rate that stays high, such as with torch's ``SWALR``, makes it useful.
+
+    >>> callbacks = [..., SWACallback(start=0.75, save_path="swa.pt")]
 
     Args:
         start: the share of the epochs after which averaging begins, in [0, 1).

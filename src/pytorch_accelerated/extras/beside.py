@@ -35,6 +35,8 @@ class EvaluateBesideCallback(TrainerCallback):
     then, and `SaveBestModelCallback` saves the model of the state. The run looks for values about once a second, and
     after each epoch. At its end it waits for the states that are not evaluated yet, unless a signal ends it.
 
+    >>> callbacks = [..., EvaluateBesideCallback("states")]
+
     Args:
         states_folder: the folder that a `SaveTrainingStateCallback` saves to.
         max_wait_seconds: how long the run waits at its end, before it warns about the states without a value.

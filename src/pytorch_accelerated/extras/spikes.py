@@ -35,6 +35,8 @@ class LossSpikeCallback(TrainerCallback):
 
     Source: Iglewicz and Hoaglin (1993), "How to detect and handle outliers".
 
+    >>> callbacks = [..., LossSpikeCallback(threshold=10)]
+
     Args:
         threshold: in standard deviations.
 

@@ -33,6 +33,12 @@ def _takes_anything(event: Callable[P, None]) -> Callable[P, None]:
 class TrainerCallback:
     """Reacts to the events of a run. Override the events you need; the others cost nothing.
 
+    ::
+
+        class Norm(TrainerCallback):
+            def on_train_epoch_end(self, trainer, **kwargs):
+                trainer.run_history.update_metric("norm", trainer.get_model().weight.norm())
+
     Every event is called on every rank, after the trainer's method for the same moment, with the trainer first and all
     other arguments by keyword; accept ``**kwargs``. `docs/events.md` has the order for every way a run can end.
     Fire events of your own with ``trainer.callback_handler.call_event("on_my_event", trainer=trainer, ...)``. If
