@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> Outcome:
 
 @contextlib.contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Context in which nothing is printed, neither by a script nor by its child processes."""
+    """In the block, nothing is printed, neither by a script nor by its child processes."""
     stdout = os.dup(1)
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
         os.dup2(nothing.fileno(), 1)

@@ -1,5 +1,6 @@
 """`Trainer`: what users call, and the order of a run.
 
+The order is near the end, in `_run_training`, `_run_epoch`, `_run_train_epoch` and `_run_eval_epoch`: begin there.
 `loop/hooks.py` has the methods that a subclass may override, `loop/context.py` what one call works with, and
 `loop/step.py` the computation of an update. `docs/events.md` has the order of hooks and events for every way a run
 can end.
@@ -250,6 +251,7 @@ class Trainer(TrainerHooks):
         )
         if overfit_batches is not None:
             eval_dataset = train_dataset
+        # All arguments are checked before anything changes, so that a wrong one costs nothing.
         checks.check_training(
             self.run_context,
             settings,
@@ -488,11 +490,7 @@ class Trainer(TrainerHooks):
         )
 
     def save_training_state(
-        self,
-        output_dir: str | Path,
-        checkpoint_kwargs: Mapping[str, Any] | None = None,
-        *,
-        background: bool = False,
+        self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None, *, background: bool = False
     ) -> None:
         """Write the complete state of this run to a folder, which appears whole or not at all. Must be called by all
         ranks.
@@ -846,6 +844,7 @@ class Trainer(TrainerHooks):
         # A callback may ask for a save at any event. It is written at the next safe point, where weights, optimizer,
         # counters and the position in the data belong to the same update.
         training.requests.defers_saves = True
+        # The last hook and event come when the run is complete or was stopped, not after an exception.
         with ending(training.context, self.training_run_end, "on_training_run_end"):
             training.start_part(self.training_run_start, "on_training_run_start")
             while not training.is_complete:
@@ -855,12 +854,14 @@ class Trainer(TrainerHooks):
                     self.run_state.start_epoch()
                 try:
                     self._run_epoch(training)
-                except RollBack as request:  # on all ranks: an update was not finite, and the run goes on without it
+                except RollBack as request:  # on all ranks: an update was not finite, and the run continues without it
                     training.go_back_to(request.state)
 
     def _run_epoch(self, training: Training) -> None:
         """One epoch and its evaluation; after a resume, their remaining parts."""
         parts, control, state = self.run_context.parts, self.run_context.control, self.run_state
+        # `close_part` notes in the phase that a part is over, and only then serves requests: a state that is saved
+        # there resumes with the next part.
         if state.phase is RunPhase.TRAINING:
             training.set_epoch()
             self._run_train_epoch(parts.loaders.train)
@@ -882,11 +883,12 @@ class Trainer(TrainerHooks):
         parts, control, training = self.run_context.parts, self.run_context.control, self.run_context.control.training
         training.begin_pass()
         self.model.train()
-        parts.mode.train()
+        parts.mode.train()  # optimizers such as schedulefree's train and evaluate with different weights
         # Deferring is for loops of the user's own; `_run_training` does it for the whole run.
         with training.requests.deferring_saves(), training.watching_for_anomalies():
             training.start_part(self.train_epoch_start, "on_train_epoch_start")
             training.start_epoch()
+            # Accumulation is part of the data: each batch knows its share of the update, and whether it is the last.
             for batch in training.batches(train_dl):
                 training.step.add(batch)
                 if batch.is_last:
@@ -915,6 +917,7 @@ class Trainer(TrainerHooks):
         if is_training:
             metric_name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch"
         evaluation = Evaluation(self.run_context)
+        # Within a training epoch, the modules go back to the modes that they had; else the next pass sets them.
         with evaluation.going_on(restores_modes=is_intermediate):
             control.emitter.announce(self.eval_epoch_start, "on_eval_epoch_start", is_intermediate=is_intermediate)
             control.stopping.stop_if_asked()
@@ -951,6 +954,8 @@ class Trainer(TrainerHooks):
     def _during_run(self, settings: TrainSettings) -> Iterator[Context]:
         """A context for a call with `settings`; within a run, the run's."""
         if self.run_context.control.is_at_work:
+            # A pass of a callback's own uses what the run has prepared. No resumed run would repeat it, so a request to
+            # stop waits for its end.
             with self.run_context.control.stopping.finishing_passes():
                 yield self.run_context
             return

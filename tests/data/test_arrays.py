@@ -221,7 +221,7 @@ BAD_DATA: dict[str, tuple[Any, str]] = {
     "nothing within": ({"a": {}, "b": ()}, "there are no arrays"),
     "named tuple": ({"a": Point(rows(), rows())}, r"data\['a'\] of the dataset is of type Point"),
     "ordered dict": ({"a": OrderedDict(b=rows())}, r"data\['a'\] of the dataset is of type OrderedDict"),
-    "sparse": ((rows(3).to_sparse(), rows()), r"data\[0\] of the dataset is no dense tensor"),
+    "sparse": ((rows(3).to_sparse(), rows()), r"data\[0\] of the dataset is not a dense tensor"),
     "matrix": ((np.ma.masked_array(array()), rows()), r"data\[0\] of the dataset is of type MaskedArray"),
     "string": ({"text": "abc"}, r"data\['text'\] of the dataset is of type str"),
 }

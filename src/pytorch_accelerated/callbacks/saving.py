@@ -281,9 +281,7 @@ class SaveTrainingStateCallback(StateSaver):
         self.local_dir = None if local_dir is None else self._absolute(local_dir)
         self.storage_timeout = storage_timeout
         self.policy = SavePolicy(
-            every_n_updates=save_every_n_steps,
-            every_n_epochs=save_every_n_epochs,
-            every_n_minutes=save_every_n_minutes,
+            every_n_updates=save_every_n_steps, every_n_epochs=save_every_n_epochs, every_n_minutes=save_every_n_minutes
         )
         self.retention = Retention(last=max_checkpoints, best=keep_best, greater_is_better=greater_is_better)
         self.watch_metric = watch_metric

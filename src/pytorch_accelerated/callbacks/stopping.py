@@ -7,12 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import (
-    ConfigurationError,
-    NonFiniteLossError,
-    StopTrainingError,
-    UnknownMetricError,
-)
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnknownMetricError
 from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.loop.callback import TrainerCallback

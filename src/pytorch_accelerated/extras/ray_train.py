@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_QUESTIONS = 2.0  # Ray itself looks every five seconds
 
 @contextlib.contextmanager
 def ray_checkpoint() -> Iterator[Path | None]:
-    """Context with the training state that Ray kept last, as `RayTrainCallback` reported it; None at a first start.
+    """Gives the training state that Ray kept last, as `RayTrainCallback` reported it; None at a first start.
 
     All workers of Ray Train must use it, around the whole run: a state on remote storage is downloaded, and deleted
     when the context ends.

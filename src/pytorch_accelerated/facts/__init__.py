@@ -6,12 +6,4 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import generator_states
 from pytorch_accelerated.facts.settings import LIMITS, TrainSettings, check_positive_count
 
-__all__ = [
-    "LIMITS",
-    "TrainSettings",
-    "check_positive_count",
-    "generator_states",
-    "is_users_class",
-    "require",
-    "trees",
-]
+__all__ = ["LIMITS", "TrainSettings", "check_positive_count", "generator_states", "is_users_class", "require", "trees"]

@@ -27,13 +27,7 @@ from pytorch_accelerated.huggingface.checkpoints import saving, states
 from pytorch_accelerated.huggingface.checkpoints.saving import TRAINER_STATE_NAME
 from pytorch_accelerated.huggingface.engine import refusing
 from pytorch_accelerated.huggingface.engine.engine import Engine
-from pytorch_accelerated.huggingface.events import (
-    CallbackHandler,
-    TrainerControl,
-    exported_states,
-    is_ours,
-    new_state,
-)
+from pytorch_accelerated.huggingface.events import CallbackHandler, TrainerControl, exported_states, is_ours, new_state
 from pytorch_accelerated.huggingface.hooks import TrainerHooks, loss_takes_labels
 from pytorch_accelerated.huggingface.trainer_callback import (
     DEFAULT_CALLBACKS,

@@ -4,8 +4,4 @@ from pytorch_accelerated.loop.checks import refuse_within_a_run
 from pytorch_accelerated.loop.hooks import overrides
 from pytorch_accelerated.loop.step import Step
 
-__all__ = [
-    "Step",
-    "overrides",
-    "refuse_within_a_run",
-]
+__all__ = ["Step", "overrides", "refuse_within_a_run"]

@@ -38,7 +38,7 @@ class EvaluationSets:
 
     @contextlib.contextmanager
     def current(self, name: str) -> Iterator[None]:
-        """Context in which the loader, the trainer's `eval_dataset` and the names of metrics belong to a set."""
+        """In the block, the loader, the trainer's `eval_dataset` and the names of metrics belong to a set."""
         if not name:
             yield
             return

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.data.building import (
-    build_loader,
-    default_loader_kwargs,
-    effective_kwargs,
-    refuse_empty,
-)
+from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs, refuse_empty
 from pytorch_accelerated.data.counting import Counter, counter_of, rows_left
 from pytorch_accelerated.data.updates import Loaders
 from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
@@ -348,7 +343,4 @@ def warn_about_misspelt_hooks(trainer: TrainerHooks, ranks: Ranks) -> None:
                 continue
             # Names such as `calculate_test_batch_loss` are less similar, and intended.
             for hook in difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.92):
-                warn_user(
-                    ranks,
-                    f"{kind.__name__}.{name} is not called: no hook has that name. Did you mean {hook!r}?",
-                )
+                warn_user(ranks, f"{kind.__name__}.{name} is not called: no hook has that name. Did you mean {hook!r}?")

@@ -50,7 +50,7 @@ def new_context(before: Context, settings: TrainSettings, kind_of_states: type[S
 
 @contextlib.contextmanager
 def at_work(context: Context) -> Iterator[Context]:
-    """Context for everything that a call does: tells callbacks about exceptions, and cleans up."""
+    """Context manager for everything that a call does: tells callbacks about exceptions, and cleans up."""
     parts, control = context.parts, context.control
     stopping, saves = control.stopping, control.saves
     with stopping.signals as signals, contextlib.ExitStack() as cleaning_up:
@@ -89,7 +89,7 @@ def at_work(context: Context) -> Iterator[Context]:
 
 @contextlib.contextmanager
 def ending(context: Context, hook: Callable[[], None], event: str) -> Iterator[None]:
-    """Context for a training or evaluation run: its last hook and event, unless an exception ends it.
+    """Context manager for a training or evaluation run: its last hook and event, unless an exception ends it.
 
     A non-finite loss is raised after them.
     """

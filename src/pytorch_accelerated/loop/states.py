@@ -73,7 +73,7 @@ class Requests:
 
     @contextlib.contextmanager
     def deferring_saves(self) -> Iterator[None]:
-        """Context in which saves wait for a safe point; the end of the outermost one is such a point."""
+        """In the block, saves wait for a safe point; the end of the outermost one is such a point."""
         before, self.defers_saves = self.defers_saves, True
         try:
             yield
@@ -310,7 +310,7 @@ class Saves:
 
     @contextlib.contextmanager
     def saving(self, path: str | Path, *, is_state: bool = False, goes_on: bool = False) -> Iterator[None]:
-        """Context for writing weights or a state: a training state, a checkpoint, a file of weights, a model.
+        """Context manager for writing weights or a state: a training state, a checkpoint, a file of weights, a model.
 
         A save within a save is a part of it, such as the model within a checkpoint. It fails on all ranks or on none.
 
@@ -337,7 +337,7 @@ class Saves:
 
     @contextlib.contextmanager
     def _attempt(self, path: str | Path) -> Iterator[None]:
-        """Context for a save without which a run can go on.
+        """Context manager for a save without which a run can go on.
 
         A failure is a warning, and an error at the end of the run unless a later save to the same parent folder
         succeeds. If none has succeeded there yet, it is an error at once.

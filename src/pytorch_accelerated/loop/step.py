@@ -144,6 +144,7 @@ class Step:
         """The loss times its share of the update, as far as that is known; `complete_gradients` does the rest."""
         loss: Any = output["loss"]
         weight: Any = self.micro_batch.weight
+        # A batch counts by its part of the update over all ranks, so gradients add up to those of one large batch.
         if self.is_counted_late(output):
             count = output.get("num_items_in_batch")
             count = output["batch_size"] if count is None else count
@@ -154,6 +155,7 @@ class Step:
             self._check_size(output["batch_size"])
         if weight == 1:
             return loss
+        # Without items, the mean is 0 / 0, and NaN times 0 is NaN: `adding_nothing` gives a loss of exactly 0.
         return loss * weight if weight else adding_nothing(loss)
 
     def _check_size(self, size: Any) -> None:

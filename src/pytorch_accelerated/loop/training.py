@@ -189,7 +189,7 @@ class Training:
         state.start_epoch()
 
     def watching_for_anomalies(self) -> contextlib.AbstractContextManager[Any]:
-        """Context for a training pass: if the run asks for that, the first NaN in a backward pass is an error."""
+        """In the block, the first NaN in a backward pass is an error, if the run asks for that."""
         is_asked = self.asked.settings.detect_anomaly
         return torch.autograd.set_detect_anomaly(True) if is_asked else contextlib.nullcontext()
 
@@ -229,6 +229,7 @@ class Training:
         self.reports.epoch_clock.watch(loader)
         self._updates_before, self._updates_of_epoch = state.updates, loader.count_updates()
         counter = counter_for(context.trainer, self.asked, loader, "calculate_train_batch_loss")
+        # A resumed pass starts at the sample after the last finished update; the order of the epoch is computed again.
         batches = loader.batches(start=state.samples_in_epoch, batches_done=state.batches_in_epoch, count_items=counter)
         self._note_modes()
         return batches if self.asked.settings.limit is None else self._up_to_limit(batches)
@@ -318,7 +319,7 @@ class Training:
             # Schedule-free optimizers evaluate with other weights. A state of an epoch that ended early needs the
             # weights to train.
             self.parts.mode.eval()
-        has_trained = self.parts.state.updates > self._updates_before  # else it was resumed at its end
+        has_trained = self.parts.state.updates > self._updates_before  # else the run was resumed at the epoch's end
         if has_trained and self.parts.prepared is not None and (complaint := self.parts.prepared.complaint()):
             warn_user(self.parts.ranks, complaint)
         self.parts.history.add_timing(self.reports.epoch_clock.read())

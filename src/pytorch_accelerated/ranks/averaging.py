@@ -156,7 +156,7 @@ class ShardedEma:
 
     @contextlib.contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Context in which `model` has the average. Afterwards it is as before, to the bit. All ranks must enter it."""
+        """In the block, `model` has the average. Afterwards it is as before, to the bit. All ranks must enter it."""
         entries = dict(self._entries(model))
         with kept() as before, torch.no_grad():
             before.tensors(own_part(each) for each in entries.values())

@@ -71,7 +71,7 @@ class FirstNonFinite:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Context in which the forward passes of the modules of `model` are watched."""
+        """In the block, the forward passes of the modules of `model` are watched."""
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
                 hook = module.register_forward_hook(functools.partial(self._look, name), with_kwargs=True)

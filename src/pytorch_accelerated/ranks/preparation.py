@@ -117,7 +117,7 @@ class PreparedModel:
         """Change what the run's step calls, once: here nothing. An engine clips by itself and knows what it skipped."""
 
     def accumulating(self) -> contextlib.AbstractContextManager[Any]:
-        """Context for a batch after which the ranks need not exchange gradients yet."""
+        """Context manager for a batch after which the ranks need not exchange gradients yet."""
         return self._accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def release(self, model: Any) -> tuple[Any, Any]:
@@ -295,7 +295,7 @@ class OptimizerMode:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context with the weights to evaluate and save. Afterwards, the weights to train are the same to the bit."""
+        """In the block, the model has the weights to evaluate and save; afterwards, those to train, to the bit."""
         with kept() as before:
             if self.changes_weights:
                 before.tensors(self._parameters())  # the methods round, there and back again

@@ -374,7 +374,7 @@ class UnevenRanks:
 
     @contextlib.contextmanager
     def counting_nothing(self) -> Iterator[None]:
-        """Context in which this rank's rows count nowhere: `gather` leaves them out."""
+        """In the block, this rank's rows count nowhere: `gather` leaves them out."""
         self._counts_nothing = True
         try:
             yield

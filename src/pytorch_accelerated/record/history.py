@@ -126,7 +126,7 @@ class RunHistory(StepHistory, ABC):
 
     @contextlib.contextmanager
     def measuring_on(self, evaluation_set: str) -> Iterator[None]:
-        """Context in which the names of recorded metrics contain a set's: "eval_noisy_loss_epoch"."""
+        """In the block, the names of recorded metrics contain a set's: "eval_noisy_loss_epoch"."""
         before, self.evaluation_set = self.evaluation_set, evaluation_set
         try:
             yield
@@ -146,7 +146,7 @@ class RunHistory(StepHistory, ABC):
 
     @contextlib.contextmanager
     def measuring_at(self, epoch: int, update: int) -> Iterator[None]:
-        """Context in which values are recorded for an earlier epoch and update."""
+        """In the block, values are recorded for an earlier epoch and update."""
         before = self._current_epoch, self.updates_done
         self._current_epoch, self.updates_done = epoch, update
         try:

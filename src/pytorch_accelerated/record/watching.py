@@ -46,10 +46,7 @@ class WatchedMetric(NamedTuple):
             )
 
     def check_direction(
-        self,
-        ranks: Ranks,
-        who: str,
-        settings: tuple[str, str] = ("greater_is_better=False", "greater_is_better=True"),
+        self, ranks: Ranks, who: str, settings: tuple[str, str] = ("greater_is_better=False", "greater_is_better=True")
     ) -> None:
         """Warn, on one process, if the words in the name say that the worst values would be taken for the best.
 

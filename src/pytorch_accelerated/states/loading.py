@@ -193,8 +193,7 @@ def _checked_held(
     new = [path for path in held_states(held, warns=False) if path not in states]
     if new and warns:
         warnings.warn(
-            f"The training state {source} has no values of {', '.join(new)}: they stay as they are.",
-            stacklevel=2,
+            f"The training state {source} has no values of {', '.join(new)}: they stay as they are.", stacklevel=2
         )
     objects, modules = [], []
     for path, part in held.items():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def rehearsal(trainer: Trainer, callbacks: Iterable[Any], *, place: Path | None = None) -> Iterator[None]:
-    """Context in which the trainer may train with `callbacks`; afterwards it is as before. All ranks must enter it.
+    """In the block, the trainer may train with `callbacks`; afterwards it is as before. All ranks must enter it.
 
     Restored, to the bit and after any exception: the trainer's attributes, the modules, optimizers and schedulers among
     them and in their lists and dicts (with gradients, buffers and modes), the gradient scaler, the run history, the

@@ -146,13 +146,7 @@ class TrainingSummary:
 
 
 def summarise(
-    trainer: Trainer,
-    train_dataset: Any,
-    batch: Any,
-    *,
-    depth: Any,
-    processes: int | None,
-    arguments: Mapping[str, Any],
+    trainer: Trainer, train_dataset: Any, batch: Any, *, depth: Any, processes: int | None, arguments: Mapping[str, Any]
 ) -> TrainingSummary:
     """The summary of `Trainer.summary`. Must be called by all ranks."""
     num_epochs = 1
@@ -236,7 +230,7 @@ class _WatchesOneUpdate(TrainerCallback):
 
     @contextlib.contextmanager
     def noting(self, model: nn.Module) -> Iterator[None]:
-        """Context in which tensors that autograd keeps are counted, and outputs and optimizers are noticed."""
+        """In the block, tensors that autograd keeps are counted, and outputs and optimizers are noticed."""
         with contextlib.ExitStack() as hooks:
             hooks.callback(register_optimizer_step_post_hook(self._note_optimizer).remove)
             for module in model.modules():

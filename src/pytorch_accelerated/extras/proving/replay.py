@@ -125,7 +125,7 @@ def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given
 def trained_again(
     trainer: Trainer, arguments: Mapping[str, Any], state: Path | None, *watching: TrainerCallback
 ) -> Iterator[None]:
-    """Context in which the trainer has trained from a state, and has written nothing; afterwards it is as before.
+    """In the block, the trainer has trained from a state, and has written nothing; afterwards it is as before.
 
     Must be entered by all ranks.
 
