@@ -57,10 +57,10 @@ def with_bad_row(values: torch.Tensor, row: int, value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"inputs": with_bad_row(INPUTS, 7, 0.0)}, r"come from the module '1\.log'\."),
+        ({"inputs": with_bad_row(INPUTS, 7, 0.0)}, r"from the module '1\.log'\."),
         ({"inputs": with_bad_row(INPUTS, 7, math.nan)}, "The batch itself has values that are NaN or infinite"),
         ({"targets": with_bad_row(TARGETS, 7, 0.0), "loss": LossWithRoot()}, "it comes from the loss function"),
-        ({"inputs": with_bad_row(INPUTS, 7, 0.0), "gradient_accumulation_steps": 2}, r"come from the module '1\.log'\."),
+        ({"inputs": with_bad_row(INPUTS, 7, 0.0), "gradient_accumulation_steps": 2}, r"from the module '1\.log'\."),
     ],
 )
 def test_the_warning_names_the_first_module(arguments: dict[str, Any], words: str) -> None:

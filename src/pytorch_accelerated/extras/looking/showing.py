@@ -17,7 +17,7 @@ from pytorch_accelerated.callbacks import MetricsCallback, TrainerCallback, kind
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.extras.looking.preflight import shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
-from pytorch_accelerated.facts.error_notes import described
+from pytorch_accelerated.facts import described
 from pytorch_accelerated.facts.trees import leaves_by_path, parts_of, tensors_in
 from pytorch_accelerated.record import new_figure
 from pytorch_accelerated.record.text import aligned, format_numbers, table_of_rows
