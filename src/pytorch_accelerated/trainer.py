@@ -332,12 +332,12 @@ class Trainer(TrainerHooks):
         return metrics | {f"{name.replace('evaluation', 'eval', 1)}_epoch": metrics[name] for name in losses}
 
     def evaluate_states(self, folder: str | Path, *, follow: bool = True, **arguments: Any) -> None:
-        """Evaluate the training states of a run that goes on in another process, oldest first, each once. Must be
+        """Evaluate the training states of a run that continues in another process, oldest first, each once. Must be
         called by all ranks.
 
         The trainer has the model, the loss function and the metrics of the run; it needs no optimizer. The results are
         files in ``evaluations`` in `folder`, which the run enters if it has an `EvaluateBesideCallback`. Started again
-        after it was killed, it goes on. States that the run deletes meanwhile are left out. Multiple processes may do
+        after it was killed, it continues. States that the run deletes meanwhile are left out. Multiple processes may do
         this for one run, and share the states. Afterwards the trainer has the model of the last state.
 
         Args:

@@ -34,7 +34,7 @@ class LeftOut:
         update: the update that is left out, or the first one without the rows.
         epoch: the epoch of the data, counted from 0.
         start: the first position in the order of that epoch.
-        stop: the position after the last one; None to go on to the end, and through all later epochs.
+        stop: the position after the last one; None to continue to the end, and through all later epochs.
         rows: the indices in the dataset that are left out there; None for every row.
         planned_for: the epoch of the data that schedules were made for, if the run was planned without the rows: one
             that leaves them out from its start. None for a resumed run, which keeps its schedules.

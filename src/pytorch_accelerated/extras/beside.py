@@ -1,7 +1,7 @@
-"""Evaluation beside a run: another process evaluates its training states, and the run enters the values.
+"""Evaluation next to a run: another process evaluates its training states, and the run enters the values.
 
-The folder of the states is all that the two share. The result of a state is a file in the folder ``evaluations`` beside
-it, named after the content of the state, so that it never counts for another one of the same name.
+The folder of the states is all that the two share. The result of a state is a file in the folder ``evaluations`` next
+to it, named after the content of the state, so that it never counts for another one of the same name.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class EvaluateBesideCallback(TrainerCallback):
         """Wait for the states that are not evaluated yet, then tell the other process that the run is over."""
         context, ranks, folder = trainer.run_context, trainer.run_context.parts.ranks, self.states_folder
         deadline = time.monotonic() + self.max_wait_seconds
-        while not ranks.any(bool(context.control.stopping.signals.number)):  # a signal is urgent, and the run may go on
+        while not ranks.any(
+            bool(context.control.stopping.signals.number)
+        ):  # a signal is urgent, and the run may continue
             self.on_training_run_epoch_end(trainer)
             missing, is_late = ranks.do_on_first(lambda: (self._missing(), time.monotonic() > deadline))
             if is_late and missing:

@@ -104,7 +104,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
 def _publish(
     path: Path, model: nn.Module, arguments: Any, outputs: Any, tolerance: float, facts: dict[str, Any]
 ) -> list[str]:
-    """Write the files beside their places, check what they compute, and move them there; returns what they take."""
+    """Write the files next to their places, check what they compute, and move them there; returns what they take."""
     with torch.no_grad():
         exact = model(*arguments[0], **arguments[1])
     if _difference(exact, outputs) > tolerance:

@@ -66,7 +66,7 @@ class OptunaCallback(TrainerCallback):
                 self._report(float(record.value), record.epoch)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Report the value of the epoch, and ask the study whether to go on.
+        """Report the value of the epoch, and ask the study whether to continue.
 
         Raises:
             StopTrainingError: on all ranks, if it prunes the trial.

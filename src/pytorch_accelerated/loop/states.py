@@ -317,7 +317,7 @@ class Saves:
         Args:
             path: of the folder or the file.
             is_state: whether a run can be resumed from it, so that it is remembered.
-            goes_on: whether the run goes on if it fails: see `_attempt`; else the error is raised.
+            goes_on: whether the run continues if it fails: see `_attempt`; else the error is raised.
         """
         is_part, self.is_saving = self.is_saving, True
         try:
@@ -337,7 +337,7 @@ class Saves:
 
     @contextlib.contextmanager
     def _attempt(self, path: str | Path) -> Iterator[None]:
-        """Context manager for a save without which a run can go on.
+        """Context manager for a save that a run can continue without.
 
         A failure is a warning, and an error at the end of the run unless a later save to the same parent folder
         succeeds. If none has succeeded there yet, it is an error at once.

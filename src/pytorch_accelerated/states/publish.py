@@ -229,8 +229,8 @@ def _last_change(path: Path) -> int:
 def begin(final: str | os.PathLike[str], *, keeps_files: bool = False) -> StagedFolder:
     """A new, empty, unpublished folder, which will be called `final`. To be called by one rank.
 
-    Creates missing parents, and cleans up after dead processes in the same parent: after those of this host at once,
-    after those of other hosts when nothing has changed for an hour. With `keeps_files`, `final` may hold other files,
+    Creates missing parents, and cleans up after dead processes in the same parent: for this host at once, for other
+    hosts when nothing has changed for an hour. With `keeps_files`, `final` may hold other files,
     and `StagedFolder.add_files` makes them a part of the state.
 
     Raises:
@@ -255,7 +255,7 @@ def is_replaceable(final: Path) -> bool:
 
 
 def remove_state(folder: Path) -> None:
-    """Delete a state folder. A process that dies meanwhile leaves the whole state, or nothing that looks like one.
+    """Delete a state folder. A process that dies meanwhile leaves the complete state, or nothing that looks like one.
 
     Raises:
         CheckpointError: if the disk fails.

@@ -45,7 +45,7 @@ def write_encoded(
     encoded: Mapping[str, Encoded],
     ranks: Ranks | None = None,
 ) -> None:
-    """Write a state folder. It appears whole or not at all; an existing state is replaced.
+    """Write a state folder. It appears complete or not at all; an existing state is replaced.
 
     Args:
         final: the folder to write, which all ranks must be able to reach; or one that `publish.begin` has made, whose
@@ -65,15 +65,15 @@ def write_encoded(
         others = on_first(staged.add_files) if staged is final else []
         shards = [] if ranks is None else _write_shards(ranks, staged, encoded)
 
-        def publish() -> None:  # comes last, when all ranks have their pieces on the disk
+        def write_parts() -> None:  # comes last, when all ranks have their pieces on the disk
             contents: dict[str, Iterable[bytes | memoryview]] = {}
             for name, part in encoded.items():
                 contents[f"{name}.json"] = [dump_json(part.structure)]
-                contents[f"{name}.safetensors"] = chunks(part.tensors)  # copied to the host one at a time, then
+                contents[f"{name}.safetensors"] = chunks(part.tensors)  # copied to the host one at a time
             files = staged.write_files(contents.items())
             staged.commit({**facts, PARTS: list(encoded)} if others else facts, [*shards, *others, *files])
 
-        on_first(publish)
+        on_first(write_parts)
     except BaseException:
         if ranks is None or ranks.is_first:
             staged.abort()
@@ -303,7 +303,7 @@ class BackgroundWriter:
         }
         for device in self._devices:  # the next update would change tensors that are still being copied
             torch.cuda.current_stream(device).synchronize()
-        # The thread is no daemon, because the program must not exit before the state is complete.
+        # Not a daemon thread, because the program must not exit before the state is complete.
         self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
         self._thread.start()
 

@@ -92,7 +92,7 @@ def write_card(
         name: of the model.
         tasks: what it does.
         datasets: the names of the datasets, those on the hub, and their configurations.
-        header: what the hub reads besides; values that are None are left out.
+        header: what else the hub reads; values that are None are left out.
     """
     model, args = face.model, face.args
     name = name or Path(args.output_dir or ".").resolve().name

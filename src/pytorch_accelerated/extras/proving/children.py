@@ -43,7 +43,7 @@ class NotCheckedError(PytorchAcceleratedError):
 
 
 class ShortEpochs(LimitBatchesCallback):
-    """A limit that says nothing, beside any of the user's own."""
+    """A limit that says nothing, in addition to any of the user's own."""
 
     _source = None
 

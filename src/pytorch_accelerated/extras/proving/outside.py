@@ -208,7 +208,7 @@ class Outside:
             remedy = _SEEDED if role in BY_DATA else f"draw from torch, numpy or random, or {remedy}"
             return f"{text} is a generator of its own, which no state saves: {remedy}"
         if isinstance(place.value, types.GeneratorType):
-            return f"{text} is a generator that goes on where it stopped, and that no state saves: {remedy}"
+            return f"{text} is a generator that continues where it stopped, and that no state saves: {remedy}"
         if "non-persistent" in text:
             remedy = given or "register it with `persistent=True`"
         if values[0] == values[1] or any(each.startswith("<") for each in values):
@@ -418,7 +418,7 @@ def _may_keep_something(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an iterator that goes on by itself, or an empty cache like an empty one; else the value."""
+    """A copy of an iterator that continues by itself, or an empty cache like an empty one; else the value."""
     if isinstance(value, _CACHE):
         new = functools.lru_cache(**value.cache_parameters())
         return value if value.cache_info().currsize else new(value.__wrapped__)

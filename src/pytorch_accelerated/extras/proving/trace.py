@@ -218,10 +218,10 @@ def first_parting(
     """
     others = {each.update: each for each in other}
     for each in one:
-        beside = others.get(each.update, each)
-        is_divided_alike = len(each.losses) == len(beside.losses)
+        twin = others.get(each.update, each)
+        is_divided_alike = len(each.losses) == len(twin.losses)
         for part in parts:
-            if getattr(each, part) != getattr(beside, part) and (is_divided_alike or part not in _OF_SINGLE_BATCHES):
+            if getattr(each, part) != getattr(twin, part) and (is_divided_alike or part not in _OF_SINGLE_BATCHES):
                 return Parting(each.update, part)
     return None
 

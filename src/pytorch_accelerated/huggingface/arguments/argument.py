@@ -182,7 +182,7 @@ class Argument:
         default: of an unsupported argument, the value that turns the feature off.
         kind: what every value must be. Default: as the annotation says; nothing for an unsupported argument.
         may_be_none: whether None is a value, too.
-        limit: what a value of this kind must be besides.
+        limit: what else a value of this kind must be.
         choices: the only values, or the only items of a list.
         needs: the argument without which this one would have no effect.
         same_as: the argument that this is another name for.

@@ -235,7 +235,7 @@ class CheckpointStates(States):
     def write_checkpoint(
         self, folder: Path, write_files: Callable[[StagedCheckpoint], None], *, only_model: bool = False
     ) -> None:
-        """Write the files of `write_files`, which all ranks call, and what a resume needs besides, to a folder.
+        """Write the files of `write_files`, which all ranks call, and what else a resume needs, to a folder.
 
         With `only_model`, a resume gets nothing else.
         """
