@@ -95,9 +95,9 @@ class Trainer(TrainerHooks):
         known = hyperparameters_of(bare_model(self.model), self.optimizer)
         trained = f"{known['model.trainable_parameters']:,} of {known['model.parameters']:,} parameters trained"
         numbers = [f"{name} {known[key]}" for name in ("lr", "weight_decay") if (key := f"optimizer.{name}") in known]
-        loss = getattr(self.loss_func, "__name__", type(self.loss_func).__name__)
+        loss = getattr(self.loss_func, "func", self.loss_func)  # of a `functools.partial`
         facts = {
-            "loss function": "the model's own" if self.loss_func is None else loss,
+            "loss function": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
             "optimizer": ", ".join([str(known["optimizer"]).rpartition(".")[2], *numbers]),
             "callbacks": ", ".join(type(each).__name__ for each in self.callback_handler) or "none",
             "history": repr(self.run_history).partition("(")[2].removesuffix(")"),

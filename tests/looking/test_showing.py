@@ -134,6 +134,8 @@ def test_a_trainer_says_in_five_lines_what_it_is():
         "  callbacks:     none",
         "  history:       no metrics",
     ]
+    lazy = Trainer(nn.LazyLinear(1), nn.MSELoss(), None, callbacks=())
+    assert str(lazy).startswith("Trainer of LazyLinear, 0 of 0 parameters trained")
     history = trainer.train((NUMBERS, NUMBERS[:, :1]), 2)
     loss = history.get_latest_metric("train_loss_epoch")
     assert str(trainer).splitlines()[-1] == f"  history:       epoch 2: train_loss_epoch {loss:.4g}"

@@ -508,10 +508,10 @@ def test_one_with_modes_among_several_optimizers_is_switched() -> None:
 class Attentive(nn.Module):
     """An embedding, an encoder and a head, which may share the matrix of the embedding."""
 
-    def __init__(self, *, tied: bool = False) -> None:
+    def __init__(self, *, tied: bool = False, blocks: int = 2) -> None:
         super().__init__()
         self.tokens = nn.Embedding(10, 4)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(blocks))
         self.lm_head = nn.Linear(4, 10, bias=not tied)
         if tied:
             self.lm_head.weight = self.tokens.weight
@@ -554,7 +554,12 @@ def test_muon_gets_the_hidden_matrices_and_adamw_the_rest(
     assert sorted(of_muon + of_adamw) == sorted(name for name, _ in model.named_parameters())
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["Muon", "AdamW"]
-    assert said[0].count("weight") == len({name.replace("blocks.1", "blocks.0") for name in hidden})
+    assert said[0].endswith(f": {', '.join(hidden)}")
+
+
+def test_of_many_layers_the_kinds_of_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    of_extras.muon_and_adamw(Attentive(blocks=6), lr=1e-3)
+    assert capsys.readouterr().out.splitlines()[0].endswith(", ".join(f"blocks.*.{name}" for name in _OF_ATTENTION))
 
 
 def test_what_is_unclear_about_layers_is_asked() -> None:

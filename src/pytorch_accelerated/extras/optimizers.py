@@ -18,6 +18,7 @@ __all__ = ["Optimizers", "muon_and_adamw", "param_groups"]
 
 # How torchvision, transformers and people call the part that is exchanged.
 _HEADS = {"fc", "head", "heads", "classifier", "score", "qa_outputs", "lm_head", "output_layer", "final_layer"}
+_MOST_NAMES = 20  # of parameters, in one line
 
 
 def param_groups(
@@ -128,8 +129,10 @@ def muon_and_adamw(
     if int(os.environ.get("RANK", 0)) == 0:
         for title, names in (("Muon", hidden), ("AdamW", rest)):
             count = sum(parameters[name].numel() for name in names)
-            kinds = dict.fromkeys(re.sub(r"(^|[.])\d+(?=[.])", r"\1*", name) for name in names)  # one for all layers
-            text.show(text.folded(f"{title} trains {count:,} parameters: {', '.join(kinds)}"))
+            # Of many layers, the numbers are left out, so that all of them have one line.
+            kinds = dict.fromkeys(re.sub(r"(^|[.])\d+(?=[.])", r"\1*", name) for name in names)
+            shown = ", ".join(names if len(names) <= _MOST_NAMES else kinds)
+            text.show(text.folded(f"{title} trains {count:,} parameters: {shown}"))
     settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     muon = torch.optim.Muon([parameters[name] for name in hidden], adjust_lr_fn="match_rms_adamw", **settings)
     return {"muon": muon, "adamw": torch.optim.AdamW([parameters[name] for name in rest], **settings)}

@@ -234,7 +234,7 @@ def hyperparameters_of(
 
 
 def _elements(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
+    return sum(each.numel() for each in parameters if not nn.parameter.is_lazy(each))
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
