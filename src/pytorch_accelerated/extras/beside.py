@@ -96,9 +96,8 @@ class EvaluateBesideCallback(TrainerCallback):
         """Wait for the states that are not evaluated yet, then tell the other process that the run is over."""
         context, ranks, folder = trainer.run_context, trainer.run_context.parts.ranks, self.states_folder
         deadline = time.monotonic() + self.max_wait_seconds
-        while not ranks.any(
-            bool(context.control.stopping.signals.number)
-        ):  # a signal is urgent, and the run may continue
+        # A signal is urgent.
+        while not ranks.any(bool(context.control.stopping.signals.number)):
             self.on_training_run_epoch_end(trainer)
             missing, is_late = ranks.do_on_first(lambda: (self._missing(), time.monotonic() > deadline))
             if is_late and missing:
