@@ -709,8 +709,8 @@ class Trainer(TrainerHooks):
 
         The batch comes through the loader, workers and augmentation of the run, and equals its first batch to the bit,
         if the trainer has a `seed` or nothing draws random numbers meanwhile. What `calculate_train_batch_loss` gives
-        the model instead of a part of the batch is shown as ``model input``. Makes one forward pass, no update, and
-        restores everything afterwards. Must be called by all ranks.
+        the model instead of a part of the batch is shown as ``model input``. Computes one update, does not apply it,
+        and restores everything afterwards. Must be called by all ranks.
 
         Pictures are floats or uint8 with 1, 3 or 4 channels, ``[N, C, H, W]`` or ``[N, H, W, C]``; masks are whole
         numbers ``[N, H, W]`` of the size of a picture; texts are strings; rows are ``[N]`` or ``[N, F]``. Of anything

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.callbacks import MetricsCallback, TrainerCallback, kind_of_task
+from pytorch_accelerated.callbacks import LimitEvalStepsCallback, MetricsCallback, TrainerCallback, kind_of_task
 from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.extras.looking.preflight import shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
@@ -165,7 +165,9 @@ def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
     wishes, others = _divided(arguments)
     seen = _first_batch(trainer, functools.partial(trainer.evaluate, **others))
     outputs: Any = seen.outputs.get("logits") if isinstance(seen.outputs, Mapping) else seen.outputs
-    targets = seen.batch.get("labels") if isinstance(seen.batch, Mapping) else seen.batch[-1]
+    targets = seen.batch.get("labels") if isinstance(seen.batch, Mapping) else None
+    if isinstance(seen.batch, (list, tuple)) and len(seen.batch) > 1:
+        targets = seen.batch[1]
     notes = []
     try:
         task = kind_of_task(trainer.loss_func, outputs, targets)
@@ -196,15 +198,17 @@ class _First(NamedTuple):
 
 
 class _EndsAtFirst(TrainerCallback):
-    """Notes the first batch, and ends the rehearsal."""
+    """Notes the first batch, and ends the rehearsal where all ranks are, also one that has no batch."""
 
-    seen: tuple[Any, Any] = (None, None)
+    seen: tuple[Any, ...] = ()
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.seen = batch, batch_output.get("model_outputs")
-        raise _Seen
+        self.seen = self.seen or (batch, batch_output.get("model_outputs"))
 
     on_eval_step_end = on_train_step_end
+
+    def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        raise _Seen
 
 
 def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
@@ -215,7 +219,7 @@ def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
 
     # Callbacks may change a batch, so they take part; metrics are of no use here, and would print what they measure.
     callbacks = [each for each in taking_part(trainer.callback_handler) if not isinstance(each, MetricsCallback)]
-    with rehearsal(trainer, [*callbacks, end]):
+    with rehearsal(trainer, [*callbacks, LimitEvalStepsCallback(1, limit_intermediate_only=False), end]):
         asked = trainer.run_context.asked
         asked.given = dataclasses.replace(asked.given, compile_model=False)  # compiling for one batch takes too long
         hook = trainer.get_model().register_forward_pre_hook(note_inputs, with_kwargs=True)
@@ -224,7 +228,7 @@ def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
                 run()
         finally:
             hook.remove()
-        batch, outputs = end.seen
+        batch, outputs = end.seen or (None, None)
     return _First(batch, inputs, outputs)
 
 
