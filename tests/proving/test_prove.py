@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import LimitBatchesCallback, LogMetricsCallback, ModelEmaCallback, TrainerCallback
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
-from pytorch_accelerated.extras.proving import Check, Proof
+from pytorch_accelerated.extras.proving import Check, Proof, children
 from pytorch_accelerated.extras.proving.trace import digest
 from pytorch_accelerated.facts.seeding import generator_states
 from tests.proving import faults
@@ -217,7 +217,8 @@ def make_run():
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
-    return trainer, {"train_dataset": Rows(), "num_epochs": 3}
+    # Batches of three cannot be halved, which spares two processes.
+    return trainer, {"train_dataset": Rows(), "num_epochs": 3, "per_device_batch_size": 3}
 
 
 if __name__ == "__main__":
@@ -338,12 +339,22 @@ def test_a_healthy_script_raises_no_alarm(name: str) -> None:
 
 
 @pytest.mark.processes
-def test_new_processes_train_the_same_bits_and_two_ranks_the_same_to_rounding() -> None:
+def test_new_processes_train_the_same_bits_and_two_ranks_the_same_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[tuple[str, int | None]] = []
+    start = children._started
+
+    def noted(job: Any, variables: Any) -> Any:
+        lives.append((job.name, job.killed_in))
+        return start(job, variables)
+
+    monkeypatch.setattr(children, "_started", noted)
     trainer, arguments = faults.healthy()
-    proof = trainer.prove(**arguments, updates=2, factory=faults.healthy)
+    proof = trainer.prove(**arguments, updates=6, factory=faults.healthy)
     to_rounding = {HALVES, RANKS}
     expected = {row.check: "equal to rounding" if row.check in to_rounding else "same bits" for row in proof.rows}
     assert {row.check: row.verdict for row in proof.rows} == expected
+    # Epochs have three updates: within the first one after the second update, and after the third.
+    assert [killed for name, killed in lives if not name.startswith("rank")] == [3, 4, None]
 
 
 # ------------------------------------------------------------------------------------------------------- the rest
