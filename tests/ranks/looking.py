@@ -25,6 +25,14 @@ for kind in ("mlp", "cnn"):
             assert summary.batches == 2
             trainer.preflight(data, 1, data, per_device_batch_size=4)
             assert_same(everything(trainer), before)
+            rank = trainer.run_context.parts.ranks.index
+            rows = trainer.rows_of(1, data, 1, per_device_batch_size=4)
+            shown = trainer.show_batch(data, per_device_batch_size=4)
+            assert torch.equal(shown.batch[0], data[0][rows][4 * rank : 4 * rank + 4])
+            one_row = data[0][:1], data[1][:1]  # one rank has no batch
+            looks = [trainer.show_batch(one_row), trainer.show_predictions(one_row)]
+            assert [look.batch is None for look in looks] == [bool(rank)] * 2
+            assert_same(everything(trainer), before)
         trainer.train(data, 1, data, per_device_batch_size=4)
         found.append(results(trainer))
     assert_same(found[1], found[0])
