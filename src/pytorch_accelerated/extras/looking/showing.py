@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pytorch_accelerated.loop.callback import Trainer
 
-_WISHES = ("kinds", "class_names", "decode", "samples")
+_WISHES: dict[str, Any] = {"kinds": {}, "class_names": None, "decode": None, "samples": 12}
 _KINDS = ("image", "mask", "text", "row")
 _CHANNELS = (1, 3, 4)
 _MOST_LETTERS = 200
@@ -43,23 +43,14 @@ class Shown:
         notes: what was not recognised, and what to say of it.
     """
 
-    def __init__(
-        self,
-        seen: _First,
-        predictions: Mapping[str, Any],
-        *,
-        kinds: Mapping[str, str] | None = None,
-        class_names: Sequence[str] | None = None,
-        decode: Callable[[list[int]], str] | None = None,
-        samples: int = 12,
-    ) -> None:
+    def __init__(self, seen: _First, predictions: Mapping[str, Any], wishes: Mapping[str, Any]) -> None:
+        kinds, class_names, decode, samples = (wishes.get(name) or default for name, default in _WISHES.items())
         self.batch, self.inputs, self.notes = seen.batch, seen.inputs, list[str]()
         leaves = leaves_by_path(self.batch, parts=_parts).items()
         columns: dict[str, Any] = {name or "batch": leaf for name, leaf in leaves}
         known = {id(each) for each in columns.values()}
         changed = [each for each in self.inputs if id(each) not in known]  # in a hook, as by mixup
         columns |= {**{f"model input {number}": each for number, each in enumerate(changed)}, **predictions}
-        kinds = kinds or {}
         for place, said in kinds.items():
             if place not in columns or said not in _KINDS:
                 raise ConfigurationError(
@@ -157,7 +148,7 @@ def show_batch(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
     """The first batch of a run; see `Trainer.show_batch`."""
     wishes, others = _divided(arguments)
     run = functools.partial(trainer.train, **{**others, "nonfinite_policy": None, "reset_run_history": True})
-    return Shown(_first_batch(trainer, run), {}, **wishes)
+    return Shown(_first_batch(trainer, run), {}, wishes)
 
 
 def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
@@ -175,7 +166,7 @@ def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
             outputs = outputs.argmax(task.dim)
     except HookOutputError as error:
         notes = [f"The outputs are shown as they are. {error}"]
-    shown = Shown(seen, {"prediction": outputs}, **wishes)
+    shown = Shown(seen, {"prediction": outputs}, wishes)
     shown.notes += notes
     return shown
 
