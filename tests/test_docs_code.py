@@ -99,6 +99,7 @@ LONG = (
     "how_to/images.md",
     "how_to/object_detection.md",
     "how_to/programs.md",
+    "how_to/prove.md",
     "how_to/several_processes.md",
 )
 

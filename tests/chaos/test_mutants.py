@@ -53,7 +53,7 @@ TABLE = {
             'reports.losses.load_state_dict(by_rank[ranks.index]["losses"])',
             "pass",
         ),
-        ("the schedule starts over", '        (live.scheduler, parts["scheduler"]),\n', ""),
+        ("the schedule starts over", '        (parts.scheduler, contents["scheduler"]),\n', ""),
         ("callbacks start over", "states.append((type(callback).__name__, callback, state))", "pass"),
         ("the optimizer starts over", "load_optimizer_state(target, state)", "pass"),
     ],
@@ -76,8 +76,8 @@ TABLE = {
     ("states/loading.py", SHARDED): [
         (
             "a rank's error while it reads its pieces stays its own",
-            "ranks.do_on_all(\n        lambda: _read_run(live, held, folder, without, skipped_weights, read)\n    )",
-            "_read_run(live, held, folder, without, skipped_weights, read)",
+            "ranks.do_on_all(\n        lambda: _read_run(parts, held, folder, without, skipped_weights, read)\n    )",
+            "_read_run(parts, held, folder, without, skipped_weights, read)",
         ),
     ],
     ("states/run_folder.py", WRITERS): [
