@@ -4,6 +4,7 @@ import re
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -73,7 +74,7 @@ def test_what_is_shown_is_to_the_bit_what_the_model_gets_in_the_first_update(wor
 def test_pictures_targets_and_predictions_stand_next_to_each_other(tmp_path):
     trainer = make_trainer(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 4)))
     data, names = (PICTURES, CLASSES), ["cat", "dog", "emu", "fox"]
-    shown = trainer.show_predictions(data, per_device_batch_size=6, class_names=names)
+    shown = trainer.show_predictions(data, per_device_batch_size=6, class_names=np.array(names), kinds=None)
     predicted = [names[each] for each in trainer.predict(data).argmax(1)[:6]]
     header, *rows = str(shown).splitlines()
     assert header.split() == ["[0]", "[1]", "prediction"]

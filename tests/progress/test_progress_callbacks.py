@@ -183,7 +183,7 @@ def test_a_table_that_is_too_wide_for_a_terminal_says_what_it_leaves_out_and_a_f
         make_trainer(PrintProgressCallback, LogMetricsCallback, many).train(rows(8), 2, rows(4))
         screen = terminal.screen
     assert all(len(line) <= 80 for line in screen)
-    assert screen[1].startswith("6 columns more than fit here: eval_precision_e, ")
+    assert screen[1].startswith("No room here for 6 columns: eval_precision_e, ")
     assert [line.count("0.5000") for line in screen if line.split()[0] in ("1", "2")] == [4, 4]
     make_trainer(LogMetricsCallback, many).train(rows(8), 2, rows(4))
     assert all(line.count("0.5000") == 8 for line in capsys.readouterr().out.splitlines()[-2:])

@@ -301,7 +301,7 @@ def _width(widths: Mapping[str, int]) -> int:
 
 def _not_shown(names: Sequence[str], columns: int) -> list[str]:
     """A line that names the columns for which there is no room, as far as there is room for that."""
-    text = f"{format_count(len(names), 'column')} more than fit here: {', '.join(names)}"
+    text = f"No room here for {format_count(len(names), 'column')}: {', '.join(names)}"
     return [textwrap.shorten(text, columns, placeholder=" ...")] if names else []
 
 

@@ -44,7 +44,8 @@ class Shown:
     """
 
     def __init__(self, seen: _First, predictions: Mapping[str, Any], wishes: Mapping[str, Any]) -> None:
-        kinds, class_names, decode, samples = (wishes.get(name) or default for name, default in _WISHES.items())
+        given = {**_WISHES, **{name: wish for name, wish in wishes.items() if wish is not None}}
+        kinds, class_names, decode, samples = (given[name] for name in _WISHES)
         self.batch, self.inputs, self.notes = seen.batch, seen.inputs, list[str]()
         leaves = leaves_by_path(self.batch, parts=_parts).items()
         columns: dict[str, Any] = {name or "batch": leaf for name, leaf in leaves}
