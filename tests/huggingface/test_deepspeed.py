@@ -207,6 +207,23 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` is True, but `deepspeed` is given"),
     ({}, {"ddp_bucket_cap_mb": 5}, "`ddp_bucket_cap_mb` is 5, but `deepspeed` is given, which doesn't go with it"),
     ({"zero_optimization": 2}, {}, "`deepspeed` has zero_optimization: 2: give a dict"),
+    ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation', which has no .* out, or write 'zero_optimization'"),
+    ({"gradient_cliping": 0.1}, {}, "'gradient_cliping', which has no .*: leave it out, or write 'gradient_clipping'"),
+    ({"amp": {"enabled": True}}, {}, r"`deepspeed` has 'amp', which has no effect here: leave it out\."),
+    ({"data_efficiency": {"enabled": True}}, {}, "`deepspeed` has data_efficiency.enabled: True: leave it out"),
+    ({"tensor_parallel": {"autotp_size": 2}}, {}, "`deepspeed` has tensor_parallel.autotp_size: 2: leave it out"),
+    ({"zero_optimization": {"stage": "auto"}}, {}, "zero_optimization.stage: 'auto': give 0, 1, 2 or 3"),
+    ({"zero_optimization": {"stage": 4}}, {}, "`deepspeed` has zero_optimization.stage: 4: give 0, 1, 2 or 3"),
+    (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        {},
+        "zero_optimization.offload_param.device: 'cpu', which has no effect at stage 2: use stage 3, or leave it out",
+    ),
+    (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpuu"}}},
+        {},
+        "zero_optimization.offload_optimizer.device: 'cpuu', from which no state is saved: give 'cpu'",
+    ),
 ]
 
 

@@ -523,6 +523,15 @@ def test_compiled_replicas_are_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_a_forward_of_the_wrapper_is_refused(tmp_path: Path) -> None:
+    class Doubling(CpuParallel):
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return {name: 2 * value for name, value in super().forward(*inputs, **named).items()}
+
+    with pytest.raises(ConfigurationError, match="Doubling.forward would not be called.*Override those, or the"):
+        trainer_of(tmp_path, Doubling(Regression()), "cpu").train()
+
+
 # ---------------------------------------------------------------------------------------------- wrapped by the trainer
 
 

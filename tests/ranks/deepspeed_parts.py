@@ -196,7 +196,9 @@ for stage in stages:
     model = make_model()
     outside = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
     assert "not the model's" in complaint(settings, model, optimizer=outside)
-    assert "gradient_clipping: 3.0" in complaint({**settings, "gradient_clipping": 3.0})
+    clipped = complaint({**settings, "gradient_clipping": 3.0})
+    assert "config has gradient_clipping: 3.0, but `train(gradient_clip_norm=...)` is 0.5: give the same" in clipped
+    assert "or write 'gradient_clipping'" in complaint({**settings, "gradient_cliping": 3.0})
     assert "train_micro_batch_size_per_gpu: 8" in complaint({**settings, "train_micro_batch_size_per_gpu": 8})
     assert "gradient_accumulation_steps: 4" in complaint({**settings, "gradient_accumulation_steps": 4})
     assert "nvme" in complaint(config(stage, zero_optimization={"offload_optimizer": {"device": "nvme"}}))

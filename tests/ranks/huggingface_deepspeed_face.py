@@ -61,6 +61,9 @@ for stage, *kinds in ((0,), (1,), (2,), (2, "bf16"), (2, "fp16"), (3,), (3, "bf1
 
 for section, complaint in (
     ({"optimizer": {"type": "Nope"}}, "DeepSpeed refuses its config.*Nope is not a supported"),
+    ({"optimizer": {"type": "AdamW", "params": {"nope": 1}}}, "DeepSpeed refuses its config.*argument 'nope'"),
+    ({"optimizer": {"type": "Muon"}}, "DeepSpeed has made another optimizer of this Muon.*Use AdamW or SGD"),
+    ({"zero_optimization": {"stage": 2, "mics_shard_size": 2}}, "DeepSpeed refuses its config.*MiCS"),
     ({"scheduler": {"type": "Nope"}}, "scheduler 'Nope' with .*It has LRRangeTest, OneCycle, WarmupLR"),
     ({"scheduler": {"type": "WarmupLR", "params": {"nope": 1}}}, "scheduler 'WarmupLR' with .*argument 'nope'"),
     ({"zero_optimization": {"stage": 4}}, "stage.*4"),

@@ -213,9 +213,12 @@ def check_plugins(accelerator: Any) -> None:
     if accelerator.fp8_enabled and (str(accelerator.mixed_precision) != "fp8" or device == "cpu"):
         unused.append("the precision fp8")
     if unused:
+        advice = "Use a launcher, or remove it."
+        if _is_set(_VARIABLES["DEEPSPEED"]) and _is_set("ACCELERATE_USE_CPU"):
+            advice = "Unset ACCELERATE_USE_CPU, and pass a function that makes it as `Trainer(accelerator=...)`."
         raise ConfigurationError(
             f"{', '.join(unused)} is requested by an Accelerator or by accelerate's configuration, but accelerate does "
-            f"not use it here ({accelerator.num_processes} process(es) on {device}). Use a launcher, or remove it."
+            f"not use it here ({accelerator.num_processes} process(es) on {device}). {advice}"
         )
 
 

@@ -245,7 +245,7 @@ def check_group(state: Any, world: World | None) -> None:
             f"{world.size} processes were started that should train together (WORLD_SIZE={world.size}), but accelerate "
             f"created a group of {size}. Don't use accelerate before the trainer is created: pass a function as "
             "`Trainer(accelerator=...)`. With a GPU, check that each process sees one; without, set "
-            "ACCELERATE_USE_CPU=true."
+            "ACCELERATE_USE_CPU=true, but not for DeepSpeed."
         )
     # `accelerate launch` tells one process on each machine where it would meet others, and starts no others.
     is_alone = world is None and "WORLD_SIZE" not in os.environ

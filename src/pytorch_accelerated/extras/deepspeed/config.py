@@ -6,6 +6,7 @@ A config is read by paths, such as ``"zero_optimization.stage"``. The config as 
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,19 @@ _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupCosineLR": "cosine"}
 # The engine has its own ways of exchanging gradients, and its own batch size.
 _REPLACED = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _DONT_GO_WITH = ("fsdp", "auto_find_batch_size", *_REPLACED)
+# What DeepSpeed 0.19 reads of a config, except for what divides batches or layers. It ignores any other name.
+_NAMES = """
+    activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
+    csv_monitor data_efficiency data_types dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc
+    dump_state expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping
+    gradient_predivide_factor hybrid_engine log_level managed_gradient_accumulation memory_breakdown optimizer pipeline
+    prescale_gradients scheduler seq_parallel_communication_data_type steps_per_print tensor_parallel tensorboard timers
+    torch_autocast train_batch_size train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size
+    wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    zero_optimization
+"""
+_NOT_HERE = ("data_efficiency.enabled", "expert_parallel.enabled", "tensor_parallel.autotp_size")
+_OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the stage from which on DeepSpeed reads it
 
 
 def complaints(args: TrainingArguments) -> Iterator[str]:
@@ -46,6 +60,7 @@ def complaints(args: TrainingArguments) -> Iterator[str]:
     for name in _DONT_GO_WITH:
         if value := getattr(args, name):
             yield f"`{name}` is {value!r}, but `deepspeed` is given, which doesn't go with it: leave one out"
+    yield from (f"`deepspeed` has {each}" for each in misfits(config))
     yield from _about_parts(args, config)
     yield from contradictions(config, _values_of_arguments(args))
 
@@ -226,12 +241,35 @@ def _hidden_size(config: Any) -> int | None:
     return None
 
 
-def contradictions(config: Any, values: Values) -> Iterator[str]:
+def misfits(config: Mapping[str, Any]) -> Iterator[str]:
+    """What no run can do with a config, by which part of it."""
+    known = _NAMES.split()
+    for name in config:
+        if name not in known:
+            nearest = [f", or write {each!r}" for each in difflib.get_close_matches(name, known, 1, 0.7)]
+            yield f"{name!r}, which has no effect here: leave it out{''.join(nearest)}"
+    yield from (f"{path}: {found(config, path)!r}: leave it out" for path in _NOT_HERE if found(config, path))
+    stage = found(config, "zero_optimization.stage") or 0
+    if stage not in (0, 1, 2, 3):
+        yield f"zero_optimization.stage: {stage!r}: give 0, 1, 2 or 3"
+        return
+    for name, first in _OFFLOADS.items():
+        path = f"zero_optimization.{name}.device"
+        device = found(config, path)
+        if device not in (None, "none", "cpu"):
+            yield f"{path}: {device!r}, from which no state is saved: give 'cpu'"
+        elif device == "cpu" and stage < first:
+            yield f"{path}: 'cpu', which has no effect at stage {stage}: use stage {first}, or leave it out"
+
+
+def contradictions(
+    config: Any, values: Values, *, whose: str = "`deepspeed`", advice: str = f"write {AUTO!r} there"
+) -> Iterator[str]:
     for path, (value, source) in values.items():
         given = found(config, path)
         given = list(given) if isinstance(given, tuple) else given
         if source and given not in (None, AUTO, value):
-            yield f"`deepspeed` has {path}: {given!r}, but {source} is {value!r}: write {AUTO!r} there"
+            yield f"{whose} has {path}: {given!r}, but {source} is {value!r}: {advice}"
 
 
 def fill(config: dict[str, Any], given: Any, values: Values) -> None:

@@ -26,6 +26,7 @@ from pytorch_accelerated.extras.deepspeed.config import (
     found,
     in_precision_of,
     make_schedule,
+    misfits,
 )
 from pytorch_accelerated.facts import require, trees
 from pytorch_accelerated.loop import Step
@@ -43,7 +44,6 @@ from pytorch_accelerated.ranks import (
 _AROUND = "_around_deepspeed"  # the attribute of a model that ends the engine around it
 # What accelerate writes where nobody says anything.
 _DEFAULTS = (("gradient_accumulation_steps", 1), ("gradient_clipping", 0.0))
-_OFFLOADS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 
 
 class DeepSpeedModel(PreparedModel):
@@ -165,10 +165,12 @@ class EngineOptimizer(torch.optim.Optimizer):
         # DeepSpeed puts its own tensors into the groups that it gets.
         self.engine = _initialize(model, _twin(given) if is_own else [dict(group) for group in groups], config)
         self.inner = self.engine.basic_optimizer
-        if getattr(self.engine.optimizer, "optimizer", self.inner) is not self.inner:
+        is_replaced = getattr(self.engine.optimizer, "optimizer", self.inner) is not self.inner
+        if is_replaced or (not is_own and len(self.inner.param_groups) != len(groups)):
+            kind = type(given).__name__ if is_own else found(config, "optimizer.type")
             raise ConfigurationError(
-                f"DeepSpeed has replaced this {type(given).__name__} by another optimizer, which has other groups. Use "
-                "AdamW or SGD, or stage 0."
+                f"DeepSpeed has made another optimizer of this {kind}, which has other groups. Use AdamW or SGD"
+                f"{', or stage 0' if is_own else ''}."
             )
         if not is_own:
             for group, made in zip(groups, self.inner.param_groups, strict=True):
@@ -342,7 +344,7 @@ def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any]) -> Any
     given = {"model_parameters" if isinstance(optimizer, list) else "optimizer": optimizer}
     try:
         return module.initialize(model=model, config=config, **given)[0]
-    except (AssertionError, ValueError) as error:
+    except (AssertionError, TypeError, ValueError, module.DeepSpeedConfigError) as error:
         raise ConfigurationError(f"DeepSpeed refuses its config, or this model: {error}") from error
 
 
@@ -392,16 +394,17 @@ def _complaints(model: nn.Module, optimizer: Any, context: Any) -> Iterator[str]
             f"weights are {', '.join(others)}, of which it would train copies in float32: convert them by "
             "`model.float()`, and enable `bf16` or `fp16` in its config for mixed precision"
         )
-    if nvme := [each for each in _OFFLOADS if found(config, each) == "nvme"]:
-        yield f"its config has {nvme[0]}: 'nvme', of which no state is saved: give 'cpu'"
+    yield from (f"its config has {each}" for each in misfits(config))
     rows, steps = settings.per_device_batch_size, settings.gradient_accumulation_steps or 1
     asked = {
-        "train_micro_batch_size_per_gpu": (rows, "`per_device_batch_size`"),
-        "gradient_accumulation_steps": (steps, "`gradient_accumulation_steps`"),
-        "gradient_clipping": (settings.gradient_clip_norm or 0.0, "`gradient_clip_norm`"),
+        "train_micro_batch_size_per_gpu": (rows, "`train(per_device_batch_size=...)`"),
+        "gradient_accumulation_steps": (steps, "`train(gradient_accumulation_steps=...)`"),
+        "gradient_clipping": (settings.gradient_clip_norm or 0.0, "`train(gradient_clip_norm=...)`"),
         "train_batch_size": (rows * steps * parts.ranks.count, "the number of rows of an update"),
     }
-    yield from contradictions({each: value for each, value in config.items() if (each, value) not in _DEFAULTS}, asked)
+    given = {each: value for each, value in config.items() if (each, value) not in _DEFAULTS}
+    advice = f"give the same in both places, or write {AUTO!r} in the config"
+    yield from contradictions(given, asked, whose="its config", advice=advice)
 
 
 def _has_16_bits(config: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.facts.trees import count_rows, leaves, map_leaves, merged, parts_of
 
 
@@ -28,9 +28,17 @@ class Replicas(DataParallel[Any]):
     Args:
         wrapper: which replicates and runs the model.
         count_items: of the named inputs of a part, returns how many items its loss is the mean of, or None.
+
+    Raises:
+        ConfigurationError: if the wrapper has a forward of its own, which would not be called.
     """
 
     def __init__(self, wrapper: DataParallel[Any], count_items: Callable[[Mapping[str, Any]], Any]) -> None:
+        if not isinstance(wrapper, Replicas) and type(wrapper).forward is not DataParallel.forward:
+            raise ConfigurationError(
+                f"{type(wrapper).__name__}.forward would not be called: of a `DataParallel`, only `replicate` and "
+                "`parallel_apply` are. Override those, or the forward of the model in it."
+            )
         nn.Module.__init__(self)
         vars(self).update(vars(wrapper))
         self.replicate, self.parallel_apply = wrapper.replicate, wrapper.parallel_apply  # type: ignore[method-assign]
