@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.huggingface import Trainer, TrainingArguments
 from tests.huggingface.runs import Rows, StopAt, without_speed
+from tests.huggingface.test_deepspeed import ADAMW
 from tests.ranks.huggingface_deepspeed import ARGUMENTS, FP16, Deep, with_stage
 from tests.support.zero import allow_float16_on_the_cpu
 
@@ -72,4 +73,10 @@ for section, complaint in (
 ):
     with pytest.raises(ConfigurationError, match=f"(?s){complaint}"):
         make("wrong", {**with_stage(2), **section}).train()
+
+# An optimizer that moved between the arguments and the config has other groups.
+OF_CONFIG = {**ADAMW, "params": {**ADAMW["params"], "torch_adam": True}}  # DeepSpeed's own is compiled at the first use
+make("moved", with_stage(2)).train()
+with pytest.raises(InvalidCheckpointError, match="saved without an `optimizer` in DeepSpeed's config, remove it"):
+    make("moved", with_stage(2, optimizer=OF_CONFIG)).train(resume_from_checkpoint=True)
 print("done")

@@ -114,8 +114,9 @@ def checked_optimizer_state(optimizer: Any, state: Mapping[str, Any], *, source:
         problem = "it is not the state of an optimizer like torch's"
     if problem is not None:
         raise InvalidCheckpointError(
-            f"The optimizer state in {source} does not fit this {type(_inner(optimizer)).__name__}: {problem}. Make "
-            "the optimizer as it was when the state was saved, or load without it."
+            f"The optimizer state in {source} does not fit this {type(_inner(optimizer)).__name__}: {problem}. "
+            f"{getattr(optimizer, 'advice', '')}Make the optimizer as it was when the state was saved, or load without "
+            "it."
         )
     return state
 

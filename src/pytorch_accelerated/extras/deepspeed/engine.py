@@ -151,6 +151,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         engine: of DeepSpeed.
         given: as passed; of the optimizer of the last run, what that was made from.
         inner: the optimizer in the engine.
+        advice: where its state cannot be loaded.
         is_cut: whether the engine cuts up gradients, or converts them, so that only its step can clip them.
         norm: of the gradient of the last update, the same on all ranks; None if the engine has none.
     """
@@ -161,6 +162,8 @@ class EngineOptimizer(torch.optim.Optimizer):
             given, state = given.given, given.state_dict()
         self.given: Any = given
         is_own = hasattr(given, "param_groups")
+        was, do = ("with an", "add it to") if is_own else ("without an", "remove it from")
+        self.advice = f"If it was saved {was} `optimizer` in DeepSpeed's config, {do} this one. "
         groups = (given if is_own else torch.optim.Optimizer(given.params, {})).param_groups
         # DeepSpeed puts its own tensors into the groups that it gets.
         self.engine = _initialize(model, _twin(given) if is_own else [dict(group) for group in groups], config)
