@@ -36,6 +36,22 @@ RUN_JOBS = RUN.replace('"benchmarks"', '"benchmarks.jobs"')
 CASES = list(some(("step",), ("step", "epoch", "checkpoint", "ddp")))
 
 
+GROWTH = """
+import runpy
+if __name__ == "__main__":
+    runpy.run_module("benchmarks.growth", run_name="__main__", alter_sys=True)
+"""
+
+
+@in_release
+@pytest.mark.processes
+def test_long_runs_are_measured_at_their_beginning_and_end(tmp_path: Path) -> None:
+    run_script(GROWTH, "--quick", "--output", tmp_path)
+    lines = json.loads((tmp_path / "growth.json").read_text())["lines"]
+    assert [line["points"][-1][0] for line in lines.values()] == [1000, 1000, 0.99, 216]
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_every_way_is_in_the_json_and_in_the_tables(tmp_path):
