@@ -309,7 +309,8 @@ def test_in_a_terminal_bars_come_and_go_and_the_table_stays(monkeypatch):
         r"epoch 2/2 100%\|█+\| 2/2 \[00:00<00:00, \d\S* samples/s, loss=\S+, lr=1.00e-02\]", in_training.screens[-1][-1]
     )
     assert re.fullmatch(r"evaluation  50%\|█+\S* +\| 1/2 \[.*, loss=\S+\]", in_evaluation.screens[0][-1])
-    assert [line.split()[0] for line in left] == ["Training", "epoch", "-----", "1", "2", "Finished", "Best"]
+    # On a busy machine, the summary may go on: how long the run waited for data.
+    assert [line.split()[0] for line in left][:7] == ["Training", "epoch", "-----", "1", "2", "Finished", "Best"]
     assert not [each for each in threading.enumerate() if isinstance(each, tqdm.TMonitor) and each not in threads]
 
 
