@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from benchmarks.jobs.jobs import JOBS
 from benchmarks.promises.questions import QUESTIONS, ask
+from benchmarks.summary import RESULTS
 
+from pytorch_accelerated import __version__
 from tests.chaos.size import in_release, some
 from tests.support.processes import run_script
 
@@ -23,6 +25,11 @@ def test_we_keep_what_the_table_says(name: str, library: str, tmp_path: Path) ->
     answer = ask(QUESTIONS[name], library, tmp_path / "work")
     assert answer.is_kept, answer
     assert answer.figure == ANSWERS[name][library]["figure"]
+
+
+def test_the_table_of_speeds_is_of_this_version() -> None:
+    facts = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert facts["version"].split(".")[:2] == __version__.split(".")[:2], f"run `{facts['command']}` again"
 
 
 # The guard keeps the processes that a benchmark starts from starting it once more.
