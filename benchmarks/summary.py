@@ -1,6 +1,7 @@
 """The README's table of speeds, in both languages; `benchmarks.pages` writes it into them.
 
-The README has nothing but ratios to the hand-written loop. The times are in ``speed/results.md``, and the other tables in ``results.md``.
+The README has nothing but ratios to the hand-written loop. The times are in ``speed/results.md``, and the other tables
+in ``results.md``.
 """
 
 from __future__ import annotations
