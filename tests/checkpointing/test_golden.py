@@ -29,7 +29,7 @@ def test_a_golden_state_loads_with_exactly_the_values_that_were_saved(folder: Pa
     train(trainer, max_num_train_steps=1)  # makes the scheduler, and other values to be replaced
     extra = trainer.load_training_state(folder)
     expected = json.loads(folder.with_suffix(".json").read_text())
-    newer = {"step_records": [], "step_read_positions": {}, "names_not_shown": []}
+    newer: dict[str, Any] = {"step_records": [], "step_read_positions": {}, "names_not_shown": []}
     expected["history"] = {**newer, **expected["history"]}
     assert contents(trainer) == expected
     assert_same_state({name: extra[name] for name in EXTRA}, EXTRA)
