@@ -27,12 +27,34 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
+from pytorch_accelerated.data import Mixture
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.chaos.size import some
 
 Run = tuple[
     Callable[[], tuple[nn.Module, nn.Module, torch.optim.Optimizer]], Any, dict[str, Any], list[Any], int | None
 ]
+
+
+class Doubled(nn.CrossEntropyLoss):
+    """A loss with a forward of its own, so nobody knows what it divides by."""
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input, target)
+
+
+class Tied(nn.Module):
+    """A weight with two names, and a mask with infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(inputs)))
 
 
 class Augmented(Dataset[Any]):
@@ -63,17 +85,21 @@ def random_run(seed: int) -> Run:
     inputs = torch.randn(rows, 4, generator=generator)
     targets = torch.randn(rows, 3, generator=generator)
     weight, ignored = choose.choice([None, torch.tensor([1.0, 2.0, 0.5])]), choose.choice([-100, -100, 1])
+    norms, is_tied, kind = (
+        choose.random() < 0.3,
+        choose.random() < 0.3,
+        choose.choice([nn.CrossEntropyLoss] * 3 + [Doubled]),
+    )
     if has_classes:
         targets = torch.randint(0, 3, (rows,), generator=generator)
-        targets[1::5] = ignored if choose.random() < 0.3 else 0
-    norms = choose.random() < 0.3
+        targets[1::5] = ignored if choose.random() < 0.3 and kind is not Doubled else 0
     rates: Any = choose.choice([partial(torch.optim.SGD, lr=0.05, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)])
 
     def parts() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
         between = [nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2)] if norms else [nn.Tanh(), nn.Dropout(0.2)]
-        model = nn.Sequential(nn.Linear(4, 8), *between, Drawing(), nn.Linear(8, 3))
-        loss = nn.CrossEntropyLoss(weight, ignore_index=ignored) if has_classes else nn.MSELoss()
+        model = nn.Sequential(nn.Linear(4, 8), *between, *[Tied()] * is_tied, Drawing(), nn.Linear(8, 3))
+        loss = kind(weight, ignore_index=ignored) if has_classes else nn.MSELoss()
         return model, loss, rates(model.parameters())
 
     whole = TensorDataset(inputs, targets)
@@ -92,7 +118,12 @@ def random_run(seed: int) -> Run:
     arguments |= {"eval_dataset": choose.choice([(inputs[:11], targets[:11]), whole])} if has_eval else {}
     per_epoch = {"create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch"}
     schedules: list[dict[str, Any]] = [{}, {"create_scheduler_fn": partial(ExponentialLR, gamma=0.9)}, per_epoch]
-    schedules += [{"create_scheduler_fn": ReduceLROnPlateau}] * has_eval
+    plateaus = [
+        ReduceLROnPlateau,
+        partial(ReduceLROnPlateau, patience=0),
+        lambda optimizer: ReduceLROnPlateau(optimizer),
+    ]
+    schedules += [{"create_scheduler_fn": choose.choice(plateaus)}] * has_eval
     arguments |= choose.choice(schedules)
     metric = "eval_loss_epoch" if has_eval and choose.random() < 0.7 else "train_loss_epoch"
     callbacks: list[Any] = [
@@ -144,6 +175,9 @@ def test_a_random_run_and_its_script_end_with_the_same_bits(
     ]
     losses = history.get_metric_values("train_loss_epoch")
     assert [line.partition("train_loss ")[2].partition(",")[0] for line in printed] == list(map(repr, losses))
+    if "eval_dataset" in arguments:
+        losses = history.get_metric_values("eval_loss_epoch")
+        assert [line.partition("eval_loss ")[2] for line in printed] == list(map(repr, losses))
     if Path("average.pt").exists():
         average = torch.load(tmp_path / "ours" / "average.pt")["model_state_dict"]
         assert {name: each.tolist() for name, each in torch.load("average.pt").items()} == {
@@ -159,6 +193,18 @@ def trainer_of(**arguments: Any) -> Trainer:
     model = nn.Linear(4, 1)
     given = {"callbacks": (), **arguments}
     return Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), **given)
+
+
+def replaced() -> Trainer:
+    trainer = trainer_of()
+    trainer.calculate_train_batch_loss = lambda batch: {}  # type: ignore[method-assign]
+    return trainer
+
+
+def weighing() -> Trainer:
+    trainer = trainer_of()
+    trainer.loss_func = partial(nn.functional.cross_entropy, weight=torch.ones(3))
+    return trainer
 
 
 class Loud(Trainer):
@@ -191,6 +237,15 @@ class Rows(Dataset[Any]):
             {"create_scheduler_fn": partial(ExponentialLR, gamma=NUM_EPOCHS)},
             "the schedule needs",
         ),
+        (
+            trainer_of,
+            ROWS,
+            {"create_scheduler_fn": lambda optimizer: CosineLrScheduler(optimizer, 3, 1)},
+            "the schedule needs this library",
+        ),
+        (replaced, ROWS, {}, "calculate_train_batch_loss was replaced"),
+        (trainer_of, Mixture([TensorDataset(*ROWS)], [1.0]), {}, "an order or batches of its own"),
+        (weighing, ROWS, {}, "a function that weighs"),
         (lambda: trainer_of(callbacks=[EarlyStoppingCallback()]), ROWS, {}, "EarlyStoppingCallback watches"),
     ],
 )

@@ -39,7 +39,8 @@ class FunctionCallback(TrainerCallback):
     @property
     def state_key(self) -> str:
         """The function and the event."""
-        return f"{self.function.__qualname__} at {self.event}"
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)  # of a partial, the class
+        return f"{name} at {self.event}"
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Count from the start of a run that isn't resumed."""

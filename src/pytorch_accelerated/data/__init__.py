@@ -8,7 +8,7 @@ stream.
 `mixture` and `token_batches` are for users, who import their names from here.
 """
 
-from pytorch_accelerated.data.counting import has_ignored
+from pytorch_accelerated.data.counting import arguments_of_classes, has_ignored
 from pytorch_accelerated.data.fingerprints import SharedRows, find_shared_rows
 from pytorch_accelerated.data.mixture import Mixture
 from pytorch_accelerated.data.ordering import LeftOut, own_generators_kept
@@ -24,6 +24,7 @@ __all__ = [
     "RunPlan",
     "SharedRows",
     "TokenBatches",
+    "arguments_of_classes",
     "as_array_dataset",
     "find_shared_rows",
     "has_ignored",

@@ -142,7 +142,7 @@ def counter_of(loss_func: Any, loader: Any) -> Counter | None:
     """
     collate = loader.collate_fn
     keeps_rows = collate in (None, default_collate, default_convert) or getattr(collate, "keeps_rows", False)
-    keywords = _arguments_of_classes(loss_func)
+    keywords = arguments_of_classes(loss_func)
     if keywords is not None:
         weight, ignored = keywords.get("weight"), keywords.get("ignore_index", _NOTHING_GIVEN)
         if weight is not None or ignored != _NOTHING_GIVEN or loader.has_ignored_targets:
@@ -150,7 +150,7 @@ def counter_of(loss_func: Any, loader: Any) -> Counter | None:
     return None if keeps_rows else Counter(rows_left, counts_rows=True)
 
 
-def _arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:
+def arguments_of_classes(loss_func: Any) -> Mapping[str, Any] | None:
     """`weight` and `ignore_index` of a loss of torch that divides by the weights of targets; None for others."""
     keywords: dict[str, Any] = {}
     while isinstance(loss_func, functools.partial):

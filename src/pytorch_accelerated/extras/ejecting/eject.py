@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 import pytorch_accelerated
 from pytorch_accelerated import callbacks as known
@@ -22,11 +24,12 @@ from pytorch_accelerated.callbacks import (
     SaveTrainingStateCallback,
     TerminateOnNaNCallback,
 )
-from pytorch_accelerated.data import as_array_dataset, has_ignored
+from pytorch_accelerated.data import arguments_of_classes, as_array_dataset, has_ignored
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts import TrainSettings, is_users_class, trees
 from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.states import write_whole
+from pytorch_accelerated.utils import ModelEma
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -103,31 +106,37 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> tuple[dict[str,
     train, evaluation = arguments["train_dataset"], arguments.get("eval_dataset")
     own = _loader_arguments(arguments.get("train_dataloader_kwargs"), "train_dataloader_kwargs")
     own_eval = _loader_arguments(arguments.get("eval_dataloader_kwargs"), "eval_dataloader_kwargs")
-    for dataset in [train] if evaluation is None else [train, evaluation]:
+    datasets = [train] if evaluation is None else [train, evaluation]
+    for dataset in datasets:
         _refuse_dataset(dataset)
     size = own.get("batch_size", settings.per_device_batch_size)
     eval_size = settings.eval_per_device_batch_size or settings.per_device_batch_size
     eval_size = own_eval.get("batch_size", eval_size)
     schedule = arguments.get("create_scheduler_fn")
+    if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
+        raise _refused("`gradient_clip_norm` has a limit for each optimizer", "Give one number.")
     if arguments.get("collate_fn") is not None:
         raise _refused("`collate_fn` is given", "Let the rows be pairs of inputs and targets that torch collates.")
     counts = _counts_targets(trainer.loss_func, train)
-    in_memory = all(as_array_dataset(each) is not None for each in (train, evaluation) if each is not None)
+    counts_evaluated = evaluation is not None and _counts_targets(trainer.loss_func, evaluation)
+    draws = any(as_array_dataset(each) is None for each in datasets)
     steps, limit = settings.gradient_accumulation_steps, settings.max_num_train_steps
-    plateau = settings.scheduler_metric if schedule is not None and _is_plateau(schedule) else None
+    plateau = settings.scheduler_metric if schedule is not None and _is_plateau(trainer, schedule) else None
     parameters = [*["eval_dataset"] * (evaluation is not None), *["create_scheduler_fn"] * (schedule is not None)]
     flags = {
         "accumulates": steps > 1,
         "clips_norm": settings.gradient_clip_norm is not None,
         "clips_value": settings.gradient_clip_value is not None,
+        "counts_evaluated": counts_evaluated,
         "counts_targets": counts,
-        "draws": not in_memory,
+        "draws": draws,
         "drops_last": bool(own.get("drop_last")),
         "evaluates": evaluation is not None,
         "has_arrays": type(train) is tuple,
         "has_eval_arrays": type(evaluation) is tuple,
         "has_seed": trainer.run_context.asked.given.seed is not None,
         "limits_updates": limit is not None,
+        "moves_loss": isinstance(trainer.loss_func, nn.Module),
         "schedules": schedule is not None,
         "schedules_epochs": schedule is not None and plateau is None and settings.step_scheduler == "epoch",
         "schedules_updates": schedule is not None and plateau is None and settings.step_scheduler == "update",
@@ -138,13 +147,15 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> tuple[dict[str,
         "batch_size": size,
         "clip_norm": settings.gradient_clip_norm,
         "clip_value": settings.gradient_clip_value,
+        "device": trainer.device,
         "eval_batch_size": eval_size,
+        "eval_items": "items_in(loss_func, targets)" if counts_evaluated else "len(targets)",
         "items": "items_in(loss_func, targets)" if counts else "len(targets)",
-        "key_at_position": ", position, epoch, seed" if not in_memory else "",
-        "key_at_start": ", start, epoch, seed" if not in_memory else "",
-        "key_parameters": ", position, epoch, seed" if not in_memory else "",
-        "eval_key": ", start, 0, seed" if not in_memory else "",
-        "seed_parameter": ", seed" if not in_memory else "",
+        "key_at_position": ", position, epoch, seed" if draws else "",
+        "key_at_start": ", start, epoch, seed" if draws else "",
+        "key_parameters": ", position, epoch, seed" if draws else "",
+        "eval_key": ", start, 0, seed" if draws else "",
+        "seed_parameter": ", seed" if draws else "",
         "max_updates": limit,
         "more_arguments": "".join(f", {name}" for name in parameters),
         "num_epochs": settings.num_epochs if limit is None else limit,
@@ -162,12 +173,16 @@ def _refuse_trainer(trainer: Trainer) -> None:
     given, parts = trainer.run_context.asked.given, trainer.run_context.parts
     if is_users_class(type(trainer)):
         raise _refused(f"{type(trainer).__name__} may override any part of the loop", "Use `Trainer` itself.")
+    if own := [name for name in vars(trainer) if callable(getattr(type(trainer), name, None))]:
+        raise _refused(f"the trainer's {', '.join(own)} was replaced", "Leave the methods as they are.")
     if parts.ranks.count > 1:
         raise _refused(f"there are {parts.ranks.count} processes", "Call `eject` in a single one.")
     if trainer.run_context.asked.number:
         raise _refused("the trainer has trained before", "Call `eject` on a new trainer.")
     if trainer.loss_func is None or not isinstance(trainer.optimizer, torch.optim.Optimizer):
         raise _refused("the loss is the model's own, or there is no single optimizer", "Give a loss function and one.")
+    if callable(getattr(trainer.optimizer, "train", None)) and callable(getattr(trainer.optimizer, "eval", None)):
+        raise _refused("the optimizer has modes", "Give one whose weights to train and to evaluate are the same.")
     if given.compile_model is not False or str(parts.accelerator.mixed_precision) != "no":
         raise _refused("the model is compiled, or in mixed precision", "Leave `compile_model` and the precision out.")
 
@@ -175,6 +190,8 @@ def _refuse_trainer(trainer: Trainer) -> None:
 def _refuse_dataset(dataset: Any) -> None:
     if isinstance(dataset, (DataLoader, IterableDataset, Mapping)) or not hasattr(dataset, "__getitem__"):
         raise _refused(f"the data is a {type(dataset).__name__}", "Give a dataset with rows by number.")
+    if _is_ours(dataset) or (hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)):
+        raise _refused(f"the {type(dataset).__name__} has an order or batches of its own", "Give one of single rows.")
     with kept() as before:
         before.generators()  # a row may be augmented
         row = None if type(dataset) is tuple else dataset[0]
@@ -193,29 +210,38 @@ def _loader_arguments(given: Mapping[str, Any] | None, name: str) -> dict[str, A
 
 def _counts_targets(loss_func: Any, dataset: Any) -> bool:
     """Whether the loss divides by the weights of targets, and not always by the rows."""
-    if not isinstance(loss_func, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)):
-        if getattr(loss_func, "reduction", "mean") != "mean":
-            raise _refused("the loss function has no mean", "Give one with reduction='mean'.")
+    if getattr(loss_func, "keywords", {}).get("reduction", getattr(loss_func, "reduction", "mean")) != "mean":
+        raise _refused("the loss function has no mean", "Give one with reduction='mean'.")
+    keywords = arguments_of_classes(loss_func)
+    if keywords is None:
         return False
-    return loss_func.weight is not None or loss_func.ignore_index != -100 or has_ignored(dataset)
+    ignored = keywords.get("ignore_index", -100)
+    counts = keywords.get("weight") is not None or ignored != -100 or has_ignored(dataset)
+    if counts and not isinstance(loss_func, nn.Module):
+        raise _refused("the loss is a function that weighs its targets", "Give `nn.CrossEntropyLoss(...)`.")
+    return counts
 
 
-def _is_plateau(schedule: Any) -> bool:
+def _is_plateau(trainer: Trainer, schedule: Any) -> bool:
+    """Whether the schedule watches a metric: it is made once, for a copy of the optimizer."""
     if not callable(schedule):
         raise _refused("there is more than one schedule", "Give one function of the optimizer.")
     partial = [schedule.func, schedule.args, schedule.keywords] if isinstance(schedule, functools.partial) else schedule
-    for part in trees.leaves(partial):
-        if _module_of(part).startswith("pytorch_accelerated."):
-            raise _refused(
-                f"the schedule needs {part!r:.100} of this library",
-                "Give a function of the optimizer that makes a schedule of torch, with numbers.",
-            )
-    return isinstance(schedule, type) and issubclass(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    parts = list(trees.leaves(partial))
+    if not any(map(_is_ours, parts)):
+        with kept() as before:
+            before.generators()
+            parts = [schedule(copy.deepcopy(trainer.optimizer))]
+    if any(map(_is_ours, parts)):
+        raise _refused(
+            "the schedule needs this library", "Give a function that makes a schedule of torch, with numbers."
+        )
+    return isinstance(parts[0], torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-def _module_of(part: Any) -> str:
-    is_function = isinstance(part, type) or callable(part)
-    return str(getattr(part, "__module__", "") if is_function else type(part).__module__)
+def _is_ours(part: Any) -> bool:
+    module = getattr(part, "__module__", None) or type(part).__module__
+    return str(module).startswith("pytorch_accelerated.")
 
 
 def _metric(name: str, evaluation: Any, who: str) -> str:
@@ -241,7 +267,7 @@ def _callbacks(trainer: Trainer, evaluation: Any) -> tuple[dict[str, Any], dict[
             left_out.append(kind.__name__)
         elif kind is SaveTrainingStateCallback:
             flag = "saves_states"
-        elif kind is ModelEmaCallback and not callback.evaluate_during_training:
+        elif kind is ModelEmaCallback and not callback.evaluate_during_training and callback.model_ema is ModelEma:
             flag = "averages"
             facts |= {"average_decay": callback.decay, "average_path": repr(str(callback.save_path))}
         elif kind is SaveBestModelCallback:
