@@ -17,7 +17,6 @@ import torch
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, chosen_callbacks
 from pytorch_accelerated.facts.names import Replaceable, knows_other_names, refuse_method_of_others
-from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
@@ -26,17 +25,13 @@ from pytorch_accelerated.loop import checks, preparing
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.evaluation import Evaluation, gather_rows, predict_rows
 from pytorch_accelerated.loop.guarded import RollBack
-from pytorch_accelerated.loop.hooks import TrainerHooks
 from pytorch_accelerated.loop.starting import at_work, ending
+from pytorch_accelerated.loop.tools import TrainerTools
 from pytorch_accelerated.loop.training import Training
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.history import RunHistory
 from pytorch_accelerated.record.values import hyperparameters_of
 from pytorch_accelerated.states.loading import load_checkpoint
-
-if TYPE_CHECKING:
-    from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, Shown, TrainingSummary
-    from pytorch_accelerated.extras.proving import Proof, Replay
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -47,7 +42,7 @@ __all__ = [
 ]
 
 
-class Trainer(TrainerHooks):
+class Trainer(TrainerTools):
     """Trains, evaluates, predicts with and saves any PyTorch model.
 
     ::
@@ -331,30 +326,6 @@ class Trainer(TrainerHooks):
         losses = [name for name in metrics if name.startswith("evaluation_") and name.endswith("loss")]
         return metrics | {f"{name.replace('evaluation', 'eval', 1)}_epoch": metrics[name] for name in losses}
 
-    def evaluate_states(self, folder: str | Path, *, follow: bool = True, **arguments: Any) -> None:
-        """Evaluate the training states of a run that continues in another process, oldest first, each once. Must be
-        called by all ranks.
-
-        The trainer has the model, the loss function and the metrics of the run; it needs no optimizer. The results are
-        files in ``evaluations`` in `folder`, which the run enters if it has an `EvaluateBesideCallback`. Started again
-        after it was killed, it continues. States that the run deletes meanwhile are left out. Multiple processes may do
-        this for one run, and share the states. Afterwards the trainer has the model of the last state.
-
-        Args:
-            folder: the folder of the states, on a disk that both see. It need not exist yet.
-            follow: wait for further states until the run is over. A run without that callback, or stopped by a signal,
-                never counts as over. False: evaluate the states that are there.
-            arguments: for `evaluate`. With the batch size and the number of ranks of an evaluation in the run, the
-                values are the same to the bit.
-
-        Raises:
-            ConfigurationError: without any dataset.
-            InvalidCheckpointError: if a state is damaged, or belongs to another model.
-        """
-        self._refuse_within_a_run("evaluate_states", "Call it in another process.")
-        module = require("pytorch_accelerated.extras.beside", needed_by="`evaluate_states`")
-        module.evaluate_states(self, Path(folder), follow=follow, **arguments)
-
     @knows_other_names
     def predict(
         self,
@@ -393,41 +364,6 @@ class Trainer(TrainerHooks):
             preparing.loader_of_pass(context, loader, dataloader_kwargs) as adapted,
         ):
             return predict_rows(context, adapted, output_path)
-
-    def export(
-        self,
-        path: str | Path,
-        dataset: Any,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
-        collate_fn: Callable[..., Any] | None = None,
-    ) -> Path:
-        """Write the model in evaluation mode, in a form that needs neither its code nor this library. Must be called by
-        all ranks; the first one writes.
-
-        The inputs come from the first batch that `predict` would make of the data. The first dimension may have any
-        size afterwards; a line has the sizes of the others. What the file computes is compared with what the model
-        computes in `predict`; what a hook of yours does around it, such as a softmax, is not in the file, and a line
-        says so. It says which run it comes from.
-
-        Args:
-            path: ``.onnx`` for ONNX, ``.pt2`` for `torch.export`, ``.safetensors`` for the weights alone. An existing
-                file is replaced, as a whole.
-            dataset: the data, at least two rows.
-            dataloader_kwargs: override the library's defaults for evaluation.
-            collate_fn: combines samples into a batch; default: the last one given.
-
-        Returns:
-            The path.
-
-        Raises:
-            ConfigurationError: for another ending, or a model that is sharded, or that the hook does not call.
-            PytorchAcceleratedError: if it cannot be exported, or the file computes something else.
-            MissingDependencyError: if ``onnxscript`` or ``onnxruntime`` is not installed.
-        """
-        self._refuse_within_a_run("export", "Call it when the run is over.")
-        loader = preparing.prediction_loader(dataset, 2, dataloader_kwargs, collate_fn or self.collate_fn)
-        exporting = require("pytorch_accelerated.extras.exporting", needed_by="`export`")
-        return exporting.export_model(self, Path(path), loader)  # type: ignore[no-any-return]
 
     def save_checkpoint(
         self,
@@ -552,86 +488,6 @@ class Trainer(TrainerHooks):
         """
         return bare_model(self.model, keeps_compiled=keep_torch_compile)
 
-    def replay(self, states: str | Path, update: int, *, debug: bool = False, **train_arguments: Any) -> Replay:
-        """Go back to just before an update of a run that saved training states, and look at it: its rows and their
-        losses, its batch, its gradient, and the weights before and after it.
-
-        Trains from the nearest state before it, or from the beginning of the run if the trainer is new. The update is
-        that of the run to the bit, if the run resumes exactly. Afterwards everything is as before: model, optimizer,
-        history, generators, and what your objects keep. Callbacks that print or write files are left out. Must be
-        called by all ranks.
-
-        Args:
-            states: the folder of the run's training states, or one of them.
-            update: the number of the update, from 1.
-            debug: stop in the debugger before the forward pass of each batch of the update, where `trainer`, `batch`
-                and `rows` can be looked at.
-            train_arguments: the arguments of `train`; default: as in the trainer's last `train`.
-
-        Returns:
-            What was found; print it.
-
-        Raises:
-            ConfigurationError: if no state is from before the update, or the run does not have that many updates.
-        """
-        self._refuse_within_a_run("replay", "Call it when the run is over.")
-        module = require("pytorch_accelerated.extras.proving.replay", needed_by="`replay`")
-        return module.replay(self, states, update, debug, train_arguments)  # type: ignore[no-any-return]
-
-    def prove(
-        self,
-        train_dataset: Any,
-        updates: int = 20,
-        *,
-        factory: str | Callable[[], tuple[Any, Mapping[str, Any]]] | None = None,
-        **train_arguments: Any,
-    ) -> Proof:
-        """Train a few updates uninterrupted, and again in every way that must give the same result; name what differs.
-
-        They are trained again, resumed from a training state before each update, without workers and with two, in twice
-        as many batches of half the size; and in new processes, killed within an update and resumed, and on two ranks.
-        Afterwards everything is as before, but for files and what other libraries keep: model, optimizer, history,
-        generators, hooks, and what your objects keep. Callbacks that print or write files are left out. Must be called
-        in a single process.
-
-        Args:
-            train_dataset: the training data.
-            updates: how many to train, in short epochs: two or more of them if the run has multiple epochs. Without
-                `num_epochs` or `max_num_train_steps`, it is also the length of the run for schedules.
-            factory: makes the run again in other processes: a function of a module or script, without arguments, that
-                returns a new trainer and its arguments of `train`, or the place of one, such as
-                ``"train.py:make_run"``. Without it, they get a copy of this trainer, if it is a plain `Trainer`.
-            train_arguments: the other arguments of `train`.
-
-        Returns:
-            The verdicts; print them.
-
-        Raises:
-            ArgumentTypeError, ConfigurationError: for invalid input.
-            Any error that training would have raised.
-        """
-        self._refuse_within_a_run("prove", "Call it before `train`.")
-        module = require("pytorch_accelerated.extras.proving.prove", needed_by="`prove`")
-        return module.prove(self, train_dataset, updates, factory, train_arguments)  # type: ignore[no-any-return]
-
-    def eject(self, path: str | Path, train_dataset: Any, **train_arguments: Any) -> Path:
-        """Write the run as one readable PyTorch script without this library, which ends with the same bits.
-
-        The script has a function `train`, to be called with the model, the loss function, the optimizer and the data
-        that this trainer would get. Must be called in a single process, before the trainer trains.
-
-        Args:
-            path: the new file.
-            train_dataset: the training data.
-            train_arguments: the other arguments of `train`.
-
-        Raises:
-            ConfigurationError: if the file exists, or for the first part of the run that can't be written so.
-        """
-        self._refuse_within_a_run("eject", "Call it before `train`.")
-        room = require("pytorch_accelerated.extras.ejecting.eject", needed_by="`eject`")
-        return room.eject(self, path, {**train_arguments, "train_dataset": train_dataset})  # type: ignore[no-any-return]
-
     def request_evaluation(self) -> None:
         """Request an evaluation as soon as possible, recorded as ``intermediate_eval_loss``.
 
@@ -646,185 +502,6 @@ class Trainer(TrainerHooks):
         return explain_run(
             type(self), self.callback_handler, self.custom_events, num_epochs=num_epochs, evaluate=evaluate
         )
-
-    def preflight(
-        self, train_dataset: Any, num_epochs: int | None, eval_dataset: Any = None, **train_arguments: Any
-    ) -> PreflightReport:
-        """Rehearse a run before it is started: one update, one evaluation batch, metric names, save, reload, disk
-        space.
-
-        Takes the arguments of `train`. Callbacks that print or write files are left out. Afterwards everything that the
-        trainer can see is restored. Must be called by all ranks.
-
-        Returns:
-            The findings; print them.
-
-        Raises:
-            Any error that the run would have raised.
-        """
-        self._refuse_within_a_run("preflight", "Call it before `train`.")
-        arguments = {"train_dataset": train_dataset, "num_epochs": num_epochs, "eval_dataset": eval_dataset}
-        module = require("pytorch_accelerated.extras.looking.preflight", needed_by="`preflight`")
-        return module.rehearse(self, {**arguments, **train_arguments})  # type: ignore[no-any-return]
-
-    def summary(
-        self,
-        train_dataset: Any = None,
-        *,
-        batch: Any = None,
-        depth: int = 3,
-        processes: int | None = None,
-        **train_arguments: Any,
-    ) -> TrainingSummary:
-        """The model as it trains: modules, shapes, parameters, and memory and operations of one update.
-
-        Makes one update, through `calculate_train_batch_loss` and all other hooks, and restores everything afterwards.
-        Of the callbacks only those take part that declare `prepares_run`. Must be called by all ranks.
-
-        Args:
-            train_dataset: the training data; or
-            batch: a batch as a loader would yield it.
-            depth: levels of modules to list.
-            processes: also compute what the run would be on that many: rows and updates, bytes sent, memory of a rank
-                with and without sharding, and with `create_scheduler_fn` and `num_epochs` the learning rates.
-            train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
-
-        Returns:
-            The findings for this rank; print them, or let a notebook show them.
-
-        Raises:
-            ArgumentTypeError, ConfigurationError: for invalid input.
-            Any error that training would have raised.
-        """
-        self._refuse_within_a_run("summary", "Call it before `train`.")
-        if processes is not None:
-            check_positive_count("processes", processes)
-        module = require("pytorch_accelerated.extras.looking.summary", needed_by="`summary`")
-        return module.summarise(  # type: ignore[no-any-return]
-            self, train_dataset, batch, depth=depth, processes=processes, arguments=train_arguments
-        )
-
-    def show_batch(self, train_dataset: Any, num_epochs: int | None = 1, **arguments: Any) -> Shown:
-        """What the model sees: the first batch of a run as pictures, masks, texts and rows.
-
-        The batch comes through the loader, workers and augmentation of the run, and equals its first batch to the bit,
-        if the trainer has a `seed` or nothing draws random numbers meanwhile. What `calculate_train_batch_loss` gives
-        the model instead of a part of the batch is shown as ``model input``. Computes one update, does not apply it,
-        and restores everything afterwards. Must be called by all ranks.
-
-        Pictures are floats or uint8 with 1, 3 or 4 channels, ``[N, C, H, W]`` or ``[N, H, W, C]``; masks are whole
-        numbers ``[N, H, W]`` of the size of a picture; texts are strings; rows are ``[N]`` or ``[N, F]``. Of anything
-        else the shape is shown.
-
-        Args:
-            train_dataset: the training data.
-            num_epochs: of the run.
-            arguments: further ones of `train`, and what to say of the batch:
-
-                - `kinds`: "image", "mask", "text" or "row" by the place in the batch, such as ``{"[0]": "image"}``, for
-                  what isn't recognised;
-                - `class_names`: of targets that are class numbers;
-                - `decode`: makes a text of a list of token numbers, such as ``tokenizer.decode``;
-                - `samples`: how many to show, 12 by default.
-
-        Returns:
-            The samples of this rank: the last line of a notebook's cell shows them; elsewhere `print` or `plot` them.
-
-        Raises:
-            ConfigurationError: for a kind that doesn't exist, or a place that the batch doesn't have.
-            Any error that the run would have raised.
-        """
-        self._refuse_within_a_run("show_batch", "Call it before `train`.")
-        module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_batch`")
-        arguments |= {"train_dataset": train_dataset, "num_epochs": num_epochs}
-        return module.show_batch(self, arguments)  # type: ignore[no-any-return]
-
-    def show_predictions(self, dataset: Any = None, **arguments: Any) -> Shown:
-        """The first batch of an evaluation, with what the model predicts for each sample; otherwise as `show_batch`.
-
-        Where loss function and shapes say that outputs are scores of classes, a prediction is the class with the
-        highest one, also for each pixel. Other outputs are shown as they are.
-
-        Args:
-            dataset: the data; default: the last evaluation dataset.
-            arguments: further ones of `evaluate`, and what `show_batch` takes to say of the batch.
-        """
-        self._refuse_within_a_run("show_predictions", "Call it when the run is over.")
-        module = require("pytorch_accelerated.extras.looking.showing", needed_by="`show_predictions`")
-        return module.show_predictions(self, {**arguments, "dataset": dataset})  # type: ignore[no-any-return]
-
-    def rows_of(
-        self, update: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any
-    ) -> list[Any]:
-        """The rows of the training dataset that an update uses, over all ranks, computed without a log.
-
-        Must be called by all ranks; without arguments of `train` and without a sampler of your own, one alone may call
-        it. Within a run it changes nothing.
-
-        Args:
-            update: its number, from 1, as `RunState.updates` counts.
-            train_dataset: the training data of a run that need not exist; default: the last call of `train`.
-            num_epochs: of that run.
-            train_arguments: further arguments of `train`, those that say how to train: batch size, accumulation,
-                loaders, `resume_from`. Nothing is trained.
-
-        Returns:
-            Indices in the dataset, in the order of the epoch; keys, if a sampler of your own yields others.
-
-        Raises:
-            ConfigurationError: if the run has no such update, if its order depends on a seed that is not known, or if
-                the data is a stream.
-        """
-        module = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`rows_of`")
-        plan = module.find_plan(self, "rows_of", train_dataset, num_epochs, train_arguments)
-        return plan.rows_of(update)  # type: ignore[no-any-return]
-
-    def updates_of(
-        self, row: int, train_dataset: Any = None, num_epochs: int | None = None, **train_arguments: Any
-    ) -> list[int]:
-        """The numbers of the updates that use a row of the training dataset, up to the planned end of the run.
-
-        For the other arguments, and who must call it, see `rows_of`.
-
-        Args:
-            row: its index in the dataset.
-        """
-        module = require("pytorch_accelerated.extras.looking.rehearsal", needed_by="`updates_of`")
-        plan = module.find_plan(self, "updates_of", train_dataset, num_epochs, train_arguments)
-        return plan.updates_of(row)  # type: ignore[no-any-return]
-
-    def find_lr(
-        self,
-        train_dataset: Any,
-        *,
-        min_lr: float = 1e-6,
-        max_lr: float = 10.0,
-        num_updates: int = 200,
-        **train_arguments: Any,
-    ) -> LearningRateTest:
-        """Try growing learning rates, and suggest one: the range test of Smith (2015), arXiv 1506.01186.
-
-        Trains for up to `num_updates` updates, with a rate that grows by a constant factor, and stops when the loss
-        grows. Then everything is as before to the bit: model, optimizer, history and generators. Of the callbacks only
-        those take part that declare `prepares_run`. Waits for the device once per update. Must be called by all ranks.
-
-        Args:
-            train_dataset: the training data.
-            min_lr: the first rate.
-            max_lr: the last rate. Parameter groups keep their ratios; the largest has this rate.
-            num_updates: the number of updates, at least 20. They go through the data more than once if these are few.
-            train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
-
-        Returns:
-            The suggestion, the losses and a `plot`.
-
-        Raises:
-            ArgumentTypeError, ConfigurationError: for invalid input, or an optimizer without learning rates.
-        """
-        self._refuse_within_a_run("find_lr", "Call it before `train`.")
-        rates = {"min_lr": min_lr, "max_lr": max_lr, "num_updates": num_updates}
-        module = require("pytorch_accelerated.extras.looking.learning_rates", needed_by="`find_lr`")
-        return module.find_learning_rate(self, train_dataset, **rates, arguments=train_arguments)  # type: ignore[no-any-return]
 
     @Replaceable
     def current_run(self) -> Context:
@@ -946,9 +623,6 @@ class Trainer(TrainerHooks):
             control.stopping.stop_if_asked()
 
     # ---------------------------------------------------------------------------------------------------- making a run
-
-    def _refuse_within_a_run(self, method: str, remedy: str) -> None:
-        checks.refuse_within_a_run(self.run_context.control, method, remedy)
 
     @contextlib.contextmanager
     def _during_run(self, settings: TrainSettings) -> Iterator[Context]:
