@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.extras.huggingface.trackers import Recorder
 from pytorch_accelerated.extras.looking.rehearsal import rehearsal
-from pytorch_accelerated.extras.proving.replay import Replay, WatchedUpdate, nearest_state
+from pytorch_accelerated.extras.proving.replay import Replay, WatchedUpdate
+from pytorch_accelerated.extras.proving.rewind import Until, nearest_state, refuse_shorter
 from pytorch_accelerated.huggingface.checkpoints.states import read_trainer_state
 from pytorch_accelerated.huggingface.trainer_callback import PrinterCallback, ProgressCallback
 from pytorch_accelerated.huggingface.trainer_utils import sort_checkpoints
@@ -34,9 +35,10 @@ def replay(face: Trainer, engine: Engine, checkpoints: str | Path, update: int, 
         face.args = copy.copy(face.args)
         vars(face.args).update(save_strategy="no", load_best_model_at_end=False, report_to=[])
         face.callback_handler.callbacks = [each for each in face.callback_handler.callbacks if not _shows(each)]
-        with rehearsal(engine, [*engine.callback_handler, moment]):
+        with rehearsal(engine, [*engine.callback_handler, moment, Until(update)]):
             face.train(resume_from_checkpoint=None if state is None else str(state))
-            found = moment.found_in(engine)
+            refuse_shorter(engine, update)
+            found = dict(moment.found)
     return Replay(update=update, state=state, recorded_loss=_logged_loss(Path(checkpoints), update), **found)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytorch_accelerated.callbacks import LimitBatchesCallback, SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.data import SharedRows, find_shared_rows
 from pytorch_accelerated.errors import CheckpointError, UnknownMetricError
-from pytorch_accelerated.extras.looking.rehearsal import rehearsal, taking_part
+from pytorch_accelerated.extras.looking.rehearsal import QuietLimit, rehearsal, taking_part
 from pytorch_accelerated.facts.trees import leaves_by_path, tensors_in
 from pytorch_accelerated.record import widest_float
 from pytorch_accelerated.record.text import aligned, format_bytes, format_numbers
@@ -167,7 +167,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
     one_update = _StopsAfterOneUpdate()
     scratch = Path(ranks.do_on_first(lambda: tempfile.mkdtemp(prefix=".preflight-", dir=places[0])))
     try:
-        with rehearsal(trainer, [*taking_part(callbacks), _OneBatch(1), one_update], place=places[0]):
+        with rehearsal(trainer, [*taking_part(callbacks), QuietLimit(1), one_update], place=places[0]):
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
@@ -239,9 +239,3 @@ def _existing_parent(path: str | Path) -> Path:
     """The innermost existing folder among `path` and its parents."""
     path = resolved(path)
     return next(folder for folder in (path, *path.parents) if is_folder(folder))
-
-
-class _OneBatch(LimitBatchesCallback):
-    """A limit that says nothing."""
-
-    _source = None

@@ -73,7 +73,7 @@ def refuse(arguments: Mapping[str, Any], names: Iterable[str], *, by: str) -> No
         raise ArgumentTypeError(f"`{by}` got {', '.join(given)}, which it determines itself. Leave it out.")
 
 
-def arguments_of_last_run(trainer: Trainer, *, needed_by: str) -> dict[str, Any]:
+def arguments_of_last_run(trainer: Trainer) -> dict[str, Any]:
     """The arguments of the trainer's last `train`, except for those that say where it begins.
 
     Raises:
@@ -81,7 +81,7 @@ def arguments_of_last_run(trainer: Trainer, *, needed_by: str) -> dict[str, Any]
     """
     if trainer.run_context.asked.last_training is None:
         raise ConfigurationError(
-            f"This trainer has not trained, so `{needed_by}` does not know the run. Pass the arguments of `train`, too."
+            "This trainer has not trained, so it does not know the run. Pass the arguments of `train`, too."
         )
     settings, arguments = trainer.run_context.asked.last_training
     return {**arguments, **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}}
@@ -124,6 +124,12 @@ def find_plan(
         plan = trainer.run_context.asked.plan
     assert plan is not None
     return plan
+
+
+class QuietLimit(LimitBatchesCallback):
+    """A limit that says nothing, in addition to any of the user's own."""
+
+    _source = None
 
 
 class _StopsAtOnce(TrainerCallback):

@@ -3,7 +3,8 @@
 from pytorch_accelerated.extras.proving.diff import PartDifference, RecordDifference, RunDifference, diff
 from pytorch_accelerated.extras.proving.factory import HELP, make_run
 from pytorch_accelerated.extras.proving.prove import Check, Proof
-from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, Replay
+from pytorch_accelerated.extras.proving.replay import Replay
+from pytorch_accelerated.extras.proving.rewind import NOT_TAKEN, rewind
 from pytorch_accelerated.extras.proving.trace import Parting, UpdateTrace
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "RunDifference",
     "UpdateTrace",
     "diff",
+    "rewind",
 ]

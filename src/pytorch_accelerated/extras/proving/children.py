@@ -16,17 +16,18 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks import LimitBatchesCallback, TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback, on
 from pytorch_accelerated.errors import PytorchAcceleratedError
-from pytorch_accelerated.extras.looking.rehearsal import taking_part
+from pytorch_accelerated.extras.looking.rehearsal import QuietLimit, taking_part
 from pytorch_accelerated.extras.proving.factory import make_run
 from pytorch_accelerated.extras.proving.outside import Outside
+from pytorch_accelerated.extras.proving.rewind import trained_again
 from pytorch_accelerated.extras.proving.trace import Trace, UpdateTrace
 from pytorch_accelerated.facts import is_users_class
 
@@ -42,20 +43,12 @@ class NotCheckedError(PytorchAcceleratedError):
     """Something cannot be checked."""
 
 
-class ShortEpochs(LimitBatchesCallback):
-    """A limit that says nothing, in addition to any of the user's own."""
-
-    _source = None
-
-
 class Saving(TrainerCallback):
     """Saves a training state at the beginning and after each update, named by their number.
 
     Args:
         folder: for the states.
     """
-
-    takes_part_in_preflight = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,20 +95,6 @@ class Job:
     def file(self, ending: str) -> Path:
         """A file of the child."""
         return self.folder / f"{self.name}.{ending}"
-
-
-class _Killed(TrainerCallback):
-    """Kills its process within an update."""
-
-    takes_part_in_preflight = False
-
-    def __init__(self, update: int, prepare: Callable[[], object]) -> None:
-        self._update, self._prepare = update, prepare
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_state.updates == self._update - 1:
-            self._prepare()
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def is_child() -> bool:
@@ -173,18 +152,23 @@ def work(path: str) -> None:
             sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         trainer, given = pickle.loads(job.payload)()
         arguments = {**given, **job.settings}
-        trace = Trace(job.last_update, Outside(arguments))
+        trace = Trace(Outside(arguments))
 
         def write() -> None:
             job.file("pickle").write_bytes(pickle.dumps(trace.updates))
 
-        callbacks = [*taking_part(trainer.callback_handler), ShortEpochs(job.num_batches)]
+        def kill(trainer: Trainer, **kwargs: Any) -> None:
+            if trainer.run_state.updates + 1 == job.killed_in:
+                write()
+                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+        callbacks: list[Any] = [QuietLimit(job.num_batches)]
         if job.killed_in is not None:
-            callbacks += [Saving(job.folder / job.name), _Killed(job.killed_in, write)]
-        trainer.callback_handler.callbacks = [*callbacks, trace]
-        trainer.train(**arguments)
-        if trainer.run_context.parts.ranks.is_first:
-            write()
+            callbacks += [Saving(job.folder / job.name), on("on_train_step_end")(kill)]
+        state = arguments.pop("resume_from")
+        with trained_again(trainer, arguments, state, *callbacks, trace, until=job.last_update):
+            if trainer.run_context.parts.ranks.is_first:
+                write()
     except BaseException as error:
         job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise

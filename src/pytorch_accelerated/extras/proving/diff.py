@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.extras.proving.replay import states_in, trained_again
+from pytorch_accelerated.extras.proving.rewind import states_in, trained_again
 from pytorch_accelerated.extras.proving.trace import (
     PARTS,
     ROW_CHARACTERS,
@@ -392,11 +392,11 @@ def _distance(pair: tuple[Any, Any]) -> float:
 
 def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tuple[dict[int, UpdateTrace], bool]:
     """The updates of a run that is trained again, to the one after `last`, and whether `last` gave what is on disk."""
-    trace = Trace(last + 1)
+    trace = Trace()
     with kept() as before:
         before.generators()  # so that the other run is made as this one is
         trainer, arguments = make()
-        with trained_again(trainer, arguments, None if start is None else side.states[start], trace):
+        with trained_again(trainer, arguments, None if start is None else side.states[start], trace, until=last + 1):
             updates = {each.update: each._replace(first=None) for each in trace.updates}
             records = _records_of(trainer.run_history)
     # A callback may have changed the weights between two updates, before the state was saved or after it.

@@ -149,6 +149,7 @@ class Outside:
             for store in stores:
                 before.contents(store) if isinstance(store, dict) else None
 
+    @torch.no_grad()
     def carry(self, trainer: Trainer) -> None:
         """Copy what is there now."""
         self.carried = {}
@@ -158,6 +159,7 @@ class Outside:
                 if not isinstance(place.value, _CONTAINERS) or len(place.value) <= _MAX_ITEMS:
                     self.carried[place.text] = place, copy.deepcopy(place.value)
 
+    @torch.no_grad()
     def put_back(self, text: str, trainer: Trainer) -> None:
         """Put what was carried where it was, or remove what was not there."""
         place, value = self.carried.get(text) or (self.place(text), None)

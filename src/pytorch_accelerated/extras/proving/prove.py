@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback, on
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.extras.looking.rehearsal import refuse, taking_part
+from pytorch_accelerated.extras.looking.rehearsal import QuietLimit, refuse, taking_part
 from pytorch_accelerated.extras.proving import children
 from pytorch_accelerated.extras.proving.children import Job, NotCheckedError
 from pytorch_accelerated.extras.proving.outside import BY_DATA, Outside, differing_in, hooks_of
-from pytorch_accelerated.extras.proving.replay import NOT_TAKEN, trained_again
+from pytorch_accelerated.extras.proving.rewind import NOT_TAKEN, trained_again
 from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting, Trace, UpdateTrace
 from pytorch_accelerated.extras.proving.trace import first_parting as parting_of
 from pytorch_accelerated.facts import LIMITS, check_positive_count
@@ -133,19 +133,6 @@ def prove(trainer: Trainer, train_dataset: Any, updates: int, factory: Any, give
     return Proof(len(proving.reference), rows, tuple(proving.not_checked()))
 
 
-class _At(TrainerCallback):
-    """Does something at an event."""
-
-    takes_part_in_preflight = False
-
-    def __init__(self, event: str, action: Callable[[Trainer], object]) -> None:
-        @torch.no_grad()
-        def act(trainer: Trainer, **kwargs: Any) -> None:
-            action(trainer)
-
-        setattr(self, event, act)
-
-
 class _Proving:
     """The uninterrupted run, and what is compared with it.
 
@@ -208,13 +195,13 @@ class _Proving:
             state: it begins there.
             changes: to the arguments of `train`.
         """
-        trainer, trace = self._trainer, Trace(last_update, self._outside)
+        trainer, trace = self._trainer, Trace(self._outside)
         arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
         limit = self._limit * (2 if "per_device_batch_size" in changes else 1)
-        watching = [children.ShortEpochs(limit), *saving, *others, trace]
+        watching = [QuietLimit(limit), *saving, *others, trace]
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with trained_again(trainer, arguments, state, *watching):
+            with trained_again(trainer, arguments, state, *watching, until=last_update):
                 settings, updates = trainer.run_context.asked.settings, list(trace.updates)
         if not self._settings:  # the uninterrupted run comes first, and sets them
             self._settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
@@ -283,14 +270,14 @@ class _Proving:
         if len(texts) == 1:
             return texts
         tried = texts or self._outside.differing(parting.part, one, other, ())
-        self._train(before, _At("on_optimizer_step_end", self._outside.carry))
+        self._train(before, on("on_optimizer_step_end")(self._outside.carry))
 
         def matters(text: str) -> bool:
             if not self._outside.carried.get(text):
                 return any(text in each for each in (one.outside, one.left))
             state, put = self._folder / "resumed" / str(before), functools.partial(self._outside.put_back, text)
             try:
-                changed = self._train(before + 1, _At("on_training_run_start", put), state=state)
+                changed = self._train(before + 1, on("on_training_run_start")(put), state=state)
             except Exception:  # without what belongs to it, it may not work
                 return True
             return parting_of([other], changed) is not None
@@ -397,7 +384,7 @@ class _Proving:
 
         def distance_without(text: str) -> float:
             turns: Any = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
-            by_turns = _At("on_train_step_start", lambda trainer: next(turns)(trainer))
+            by_turns = on("on_train_step_start")(lambda trainer: next(turns)(trainer))
             return self._distance(self._cut_in_two(by_turns))
 
         distance, apart = self._distance(update), {text: distance_without(text) for text in moved}

@@ -1,30 +1,24 @@
-"""Goes back to just before an update of a run, and looks at it: its rows, their losses, its gradient, what it changed.
-
-Order and randomness are functions of seed, epoch and position, so the nearest training state before the update, and
-training from there on, give the very update of the run.
-"""
+"""Goes back to just before an update of a run, and looks at it: its rows, their losses, its gradient, its effect."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
-from pytorch_accelerated.extras.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
-from pytorch_accelerated.extras.proving.outside import Outside
+from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.extras.looking.rehearsal import refuse
+from pytorch_accelerated.extras.proving.rewind import NOT_TAKEN, rewind
 from pytorch_accelerated.extras.proving.trace import gradients_of, weights_of
 from pytorch_accelerated.facts.trees import count_rows, map_leaves
 from pytorch_accelerated.loop import overrides
 from pytorch_accelerated.ranks import kept, whole
 from pytorch_accelerated.record.text import aligned
-from pytorch_accelerated.states import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
@@ -33,7 +27,6 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 _MOST_SHOWN = 8
-NOT_TAKEN = ("resume_from", "max_duration", "record_every_n_steps")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -114,97 +107,29 @@ class Replay:
 def replay(trainer: Trainer, states: str | Path, update: int, debug: bool, given: Mapping[str, Any]) -> Replay:
     """The replay of `Trainer.replay`. Must be called by all ranks."""
     refuse(given, NOT_TAKEN, by="replay")
-    arguments = dict(given) or arguments_of_last_run(trainer, needed_by="replay")
-    state, moment = nearest_state(trainer, states, update), WatchedUpdate(update, debug)
-    with trained_again(trainer, {**arguments, "record_every_n_steps": 1}, state, moment):
-        found = {**moment.found_in(trainer), "loss": trainer.run_history.step_records[-1].train_loss}
+    moment = WatchedUpdate(update, debug)
+    with rewind(trainer, states, update, moment, **given) as state:
+        found = {**moment.found, "loss": trainer.run_history.step_records[-1].train_loss}
     return Replay(update=update, state=state, recorded_loss=_recorded_loss(states, update), **found)
 
 
-@contextlib.contextmanager
-def trained_again(
-    trainer: Trainer, arguments: Mapping[str, Any], state: Path | None, *watching: TrainerCallback
-) -> Iterator[None]:
-    """In the block, the trainer has trained from a state, and has written nothing; afterwards it is as before.
-
-    Must be entered by all ranks.
-
-    Args:
-        trainer: the trainer, which is not at work.
-        arguments: the arguments of `train`.
-        state: the training state; None for the beginning of the run.
-        watching: see every event after the trainer's own callbacks; the last one ends the run.
-    """
-    changed: dict[str, Any] = {"max_duration": None, "resume_from": state}
-    if arguments.get("nonfinite_policy") == "rollback" and not (state and isinstance(watching[-1], WatchedUpdate)):
-        changed["nonfinite_policy"] = "skip"  # there is nothing to go back to, or each update is to be seen once
-    with kept() as before:
-        Outside(arguments).keep(before, trainer)
-        with rehearsal(trainer, [*taking_part(trainer.callback_handler), *watching]):
-            trainer.train(**{**arguments, **changed})
-            yield
-
-
-def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | None:
-    """The newest training state from before an update; None for the beginning of the run. The same on all ranks.
-
-    Raises:
-        ConfigurationError: if there is none, and the trainer is not at the beginning.
-    """
-    run = trainer.run_context
-    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
-        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
-    found = run.parts.ranks.do_on_first(lambda: states_in(Path(states)))
-    found.sort(key=lambda each: each[1]["updates"])
-    before = [folder for folder, facts in found if facts["updates"] < update]
-    if before:
-        return before[-1]
-    if not found:
-        raise ConfigurationError(f"There is no training state in {states}. Check the path.")
-    if run.asked.number:
-        raise ConfigurationError(
-            f"The oldest state in {states} is after update {found[0][1]['updates']}, so the updates before are reached "
-            "from the first weights only, and this trainer has trained. Make it again, as the script does, and replay "
-            "at once."
-        )
-    return None
-
-
-def states_in(place: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The training state at `place`, or those in it, the oldest first, with their facts, if a run has saved them."""
-    states = [(place, read_manifest(place))] if looks_like_state(place) else list_states(place)
-    return [(folder, manifest.facts) for folder, manifest in states if "updates" in manifest.facts]
-
-
 class WatchedUpdate(TrainerCallback):
-    """Looks at an update, and stops after it.
+    """Looks at an update.
 
     Args:
         update: the number of the update, from 1.
         debug: whether to stop in the debugger before each of its batches.
         loss_of: of a batch with one row; default: by the outputs that the run has computed.
-    """
 
-    takes_part_in_preflight = False
+    Attributes:
+        found: the fields of a `Replay`, except for what only the caller knows; empty until the update has come.
+    """
 
     def __init__(self, update: int, debug: bool, loss_of: Callable[[Any], Any] | None = None) -> None:
         self._update, self._debug, self._loss_of = update, debug, loss_of
-        self._found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
         self._rows: list[list[int]] | None = None
         self._row_losses: list[list[float] | None] = []
-
-    def found_in(self, trainer: Trainer) -> dict[str, Any]:
-        """The fields of a `Replay`, except for what only the caller knows.
-
-        Raises:
-            ConfigurationError: if the update has not come.
-        """
-        if not self._found:
-            raise ConfigurationError(
-                f"There is no update {self._update}: with these arguments the run ends after "
-                f"{trainer.run_state.updates}."
-            )
-        return self._found
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the weights before the update, and at its batches."""
@@ -212,17 +137,17 @@ class WatchedUpdate(TrainerCallback):
         if run.parts.state.updates != self._update - 1:
             return
         batch = run.control.training.step.micro_batch.batch
-        if not self._found:
+        if not self.found:
             assert run.asked.plan is not None
             self._rows = _rows_of_batches(run, run.asked.plan.loader)
-            self._found = {"epoch": trainer.run_history.current_epoch, "batches": []}
-            self._found |= {"weights": _on_host(weights_of(trainer))}
-            self._found |= {"updates_before": run.parts.state.updates - run.asked.plan.start.updates}
-        self._found["batches"].append(map_leaves(_copied, batch))
+            self.found = {"epoch": trainer.run_history.current_epoch, "batches": []}
+            self.found |= {"weights": _on_host(weights_of(trainer))}
+            self.found |= {"updates_before": run.parts.state.updates - run.asked.plan.start.updates}
+        self.found["batches"].append(map_leaves(_copied, batch))
         if not self._judges_outputs(trainer):
             self._row_losses.append(_losses_of_single_rows(trainer, batch, self._loss_of))
         if self._debug:
-            _look_at(trainer, batch, None if self._rows is None else self._rows[len(self._found["batches"]) - 1])
+            _look_at(trainer, batch, None if self._rows is None else self._rows[len(self.found["batches"]) - 1])
 
     def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: dict[str, Any], **kwargs: Any) -> None:
         """Compute the losses of rows from the outputs of the run."""
@@ -231,11 +156,11 @@ class WatchedUpdate(TrainerCallback):
 
     def _is_now(self, trainer: Trainer, *, updates: int = 1) -> bool:
         """Whether the update is at work; a run may go back to before it, and pass over it."""
-        return bool(self._found) and trainer.run_state.updates == self._update - updates
+        return bool(self.found) and trainer.run_state.updates == self._update - updates
 
     def _judges_outputs(self, trainer: Trainer) -> bool:
-        is_own_hook = overrides(trainer, "calculate_train_batch_loss")
-        return self._loss_of is None and trainer.loss_func is not None and not is_own_hook
+        has_loss = self._loss_of is None and trainer.loss_func is not None
+        return has_loss and not overrides(trainer, "calculate_train_batch_loss")
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Look at the gradient."""
@@ -245,11 +170,11 @@ class WatchedUpdate(TrainerCallback):
         by_module: dict[str, list[torch.Tensor]] = {}
         for name, gradient in gradients.items():
             by_module.setdefault(name.rpartition(".")[0], []).append(gradient)
-        self._found |= {"gradients": _on_host(gradients), "gradient_norm": _norm(list(gradients.values()))}
-        self._found |= {"gradient_norms": {name: _norm(parts) for name, parts in by_module.items()}}
+        self.found |= {"gradients": _on_host(gradients), "gradient_norm": _norm(list(gradients.values()))}
+        self.found |= {"gradient_norms": {name: _norm(parts) for name, parts in by_module.items()}}
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Look at the weights after the update, and stop."""
+        """Look at the weights after the update."""
         if not self._is_now(trainer, updates=0):
             return
         run = trainer.run_context
@@ -258,12 +183,11 @@ class WatchedUpdate(TrainerCallback):
                 each and each[: len(rows)] for rows, each in zip(self._rows, self._row_losses, strict=True)
             ]
         loss = run.parts.ranks.sum([run.parts.reports.losses.copy().loss_value])[0] / run.parts.ranks.count
-        self._found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
+        self.found |= {"weights_after": _on_host(weights_of(trainer)), "loss": loss}
         parts: dict[str, list[Any]] = {"rows": self._rows or [None], "row_losses": self._row_losses}
         for name, own in parts.items():
             per_rank = [part for each in run.parts.ranks.exchange(own) for part in each]
-            self._found[name] = None if None in per_rank else [value for part in per_rank for value in part]
-        raise StopTrainingError(f"Update {self._update} has been replayed.")
+            self.found[name] = None if None in per_rank else [value for part in per_rank for value in part]
 
 
 def _look_at(trainer: Trainer, batch: Any, rows: list[int] | None) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import StopTrainingError
 from pytorch_accelerated.facts import generator_states
 from pytorch_accelerated.facts.trees import leaves_by_path
 from pytorch_accelerated.ranks import held_parts, is_batch_norm, own_part
@@ -132,15 +131,12 @@ class Trace(TrainerCallback):
     """Records what each update consisted of. Changes nothing; put it last among the callbacks.
 
     Args:
-        last_update: the run stops after it.
         outside: gives further things to record before each update, as texts by name.
     """
 
-    takes_part_in_preflight = False
-
-    def __init__(self, last_update: int, outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {}) -> None:
+    def __init__(self, outside: Callable[[Trainer], dict[str, str]] = lambda trainer: {}) -> None:
         self.updates: list[UpdateTrace] = []
-        self._last_update, self._outside, self._num_recorded = last_update, outside, 0
+        self._outside, self._num_recorded = outside, 0
         self._begun: dict[str, Any] = {}
         self._evaluated: list[str] = []
         self._left: dict[str, str] = {}
@@ -193,7 +189,7 @@ class Trace(TrainerCallback):
             first.moved = [text for text, each in self._outside(trainer).items() if before.get(text) != each]
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Complete the record, and stop after the last update."""
+        """Complete the record."""
         begun, self._begun = self._begun, {}
         self._evaluated, self._left, self._num_recorded = [], self._outside(trainer), len(trainer.run_history.records)
         done, optimizer = trainer.run_state.updates, trainer.optimizer
@@ -205,8 +201,6 @@ class Trace(TrainerCallback):
             "optimizer": digest(optimizer and optimizer.state_dict()),
         }
         self.updates.append(UpdateTrace(update=done, epoch=trainer.run_history.current_epoch, **begun))
-        if done == self._last_update:
-            raise StopTrainingError(f"Update {done} is done.")
 
 
 def first_parting(
