@@ -1,4 +1,4 @@
-"""Trains, evaluates, predicts with and saves any PyTorch model, on any hardware that accelerate supports."""
+"""A trainer for any PyTorch model: training, evaluation, prediction and saving, on a CPU, a GPU or many."""
 
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
 from pytorch_accelerated.facts.seeding import set_seed

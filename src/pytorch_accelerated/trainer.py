@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Trainer(TrainerTools):
-    """Trains, evaluates, predicts with and saves any PyTorch model.
+    """Trains and evaluates any PyTorch model, predicts with it, and saves it.
 
     ::
 

@@ -43,6 +43,17 @@ def test_each_record_of_a_run_has_its_metrics_and_a_name_of_its_own(
     assert [run["state"]["updates"] for run in (page, state)] == [30, 30]
 
 
+def test_comparing_a_folder_of_one_run_twice_makes_no_second_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    train(trainer_with(ReportCallback("run.html")), 1)
+    assert [run_tool("compare", "."), run_tool("compare", ".")] == [0, 0]
+    capsys.readouterr()
+    assert run_tool("runs", ".", "--json") == 0
+    assert [run["path"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["run.html"]
+
+
 DAMAGED = "what it holds is damaged, or of another kind"
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -82,11 +82,11 @@ def _cells(values: dict[str, Any]) -> list[str]:
 
 
 def _compare(options: argparse.Namespace) -> Outcome:
-    from pytorch_accelerated.extras.report.reading import write_comparison
+    from pytorch_accelerated.extras.report.reading import COMPARISON_FILE, write_comparison
 
     values = _judge(options) if options.seeds else {}
     if options.output or not options.seeds:
-        values["output"] = options.output or Path("compare.html")
+        values["output"] = options.output or Path(COMPARISON_FILE)
         left_out = write_comparison(options.runs, values["output"], options.metric)
         if not options.seeds:
             values["left_out"] = left_out

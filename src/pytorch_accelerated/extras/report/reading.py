@@ -17,6 +17,7 @@ from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 
 RESULT_FILE = "result.json"
+COMPARISON_FILE = "compare.html"
 _LOG_HISTORY_FILE = "trainer_state.json"
 _WITHOUT_RESULT = ("running", "failed", "lost", "unreadable")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -102,6 +103,8 @@ def _result_of(path: Path) -> Path | None:
 
 def _shows_one_run(path: Path) -> bool:
     """Whether a file is a page of ours, and not a comparison. A damaged one counts, so that the reader names it."""
+    if path.name == COMPARISON_FILE:  # that of a single run would be counted as a second one
+        return False
     data = data_in(path.read_text(encoding="utf-8", errors="replace"))
     try:
         return data is not None and len(json.loads(data)["runs"]) == 1
