@@ -17,6 +17,7 @@ from pytorch_accelerated.schedulers import (
     CosineLrScheduler,
     LinearLrScheduler,
     WSDLrScheduler,
+    one_cycle,
     plot_schedule,
     scheduled_values,
 )
@@ -85,6 +86,34 @@ def test_the_values_are_those_of_the_run(create: Any, step_scheduler: str, kind:
     trainer.train(regression_data(4 * UPDATES), EPOCHS, per_device_batch_size=4, **arguments)
     assert watching.rates == values
     assert len(values) == EPOCHS * UPDATES
+
+    trainer.train(regression_data(4 * UPDATES), EPOCHS, per_device_batch_size=4, **arguments)
+    assert watching.rates == 2 * values, "a second run begins with the rates that the optimizer was given"
+
+
+@pytest.mark.parametrize("create", [CosineLrScheduler.create_scheduler_fn(), one_cycle(), PER_EPOCH])
+def test_a_rate_that_was_set_after_a_run_is_the_peak_of_the_next_also_after_a_run_that_failed(create: Any) -> None:
+    class Failing(Watching):
+        def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+            if len(self.rates) == 2 * UPDATES:
+                raise KeyError("in the second epoch")
+
+    model, watching = nn.Linear(3, 2).double(), Failing()
+    trainer = Trainer(model, nn.MSELoss(), make_optimizer(model), callbacks=[watching])
+
+    def peak_of_a_run(num_epochs: int = EPOCHS) -> float:
+        before = len(watching.rates)
+        trainer.train(regression_data(4 * UPDATES), num_epochs, per_device_batch_size=4, create_scheduler_fn=create)
+        return max(rate for rate, _ in watching.rates[before:])
+
+    with pytest.raises(KeyError, match="second epoch"):
+        peak_of_a_run()
+    peak = peak_of_a_run()
+    assert peak == pytest.approx(0.1, rel=0.1)
+    trainer.optimizer.param_groups[0]["lr"] = 0.5
+    trainer.evaluate(regression_data(4), per_device_batch_size=4)
+    assert peak_of_a_run() == pytest.approx(5 * peak)
+    assert peak_of_a_run() == pytest.approx(5 * peak)
 
 
 def test_the_figure_has_a_curve_for_each_group_that_differs(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pytorch_accelerated.facts.names import GivenArguments
 from pytorch_accelerated.facts.run_state import RunState
@@ -75,6 +78,7 @@ class Parts:
         mode: of the optimizers that have modes.
         loaders: of the training and the evaluation sets.
         reports: losses, gradient norms and times, and how they get to the history and the callbacks.
+        given_rates, left_rates: the learning rates of the groups before and after the last schedule.
     """
 
     accelerator: Accelerator = _LATER
@@ -91,6 +95,8 @@ class Parts:
     config: TrainerRunConfig | None = None
     state: RunState = dataclasses.field(default_factory=RunState)
     reports: LossReports = _LATER
+    given_rates: Sequence[float] = ()
+    left_rates: Sequence[float] = ()
 
     @property
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -102,6 +108,22 @@ class Parts:
         parts = copy.copy(self)
         parts.loaders, parts.prepared = copy.copy(self.loaders), None  # the loaders of that call stay as they are
         return parts
+
+    def begin_schedule(self) -> None:
+        """Give the optimizer the rates from before the last schedule, unless the user has set others since."""
+        for group, given, left in zip(self.parameter_groups, self.given_rates, self.left_rates, strict=False):
+            if float(group.get("lr", math.nan)) == left:
+                group["lr"] = torch.full_like(group["lr"], given) if isinstance(group["lr"], torch.Tensor) else given
+            group.pop("initial_lr", None)  # from which schedulers would begin
+        self.given_rates, self.left_rates = self._rates(), ()
+
+    def end_schedule(self) -> None:
+        """Note the rates with which a schedule ends. Only the first call after its beginning has an effect."""
+        if self.scheduler is not None:
+            self.left_rates = self.left_rates or self._rates()
+
+    def _rates(self) -> list[float]:
+        return [float(group.get("lr", math.nan)) for group in self.parameter_groups]
 
     def release_model(self) -> None:
         """Remove the wrappers that training needed from the model and the optimizer."""

@@ -322,6 +322,8 @@ def _make_scheduler(context: Context, prepared: PreparedModel) -> bool:
     parts = context.parts
     trainer, settings = context.trainer, context.asked.settings
     has_own_step = overrides(trainer, "scheduler_step")
+    if trainer.create_scheduler_fn is not None or overrides(trainer, "create_scheduler"):
+        parts.begin_schedule()
     parts.scheduler = trainer.create_scheduler()
     if parts.scheduler is None:
         parts.scheduler = prepared.make_schedule()

@@ -104,6 +104,7 @@ class Training:
 
     def release(self) -> None:
         """Remove what training wrapped around the model, and drop the references to the last batch."""
+        self.parts.end_schedule()
         self.parts.release_model()
         if self.step is not None:
             self.step.release()
