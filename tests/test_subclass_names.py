@@ -34,7 +34,7 @@ records report reports message messages error errors
 
 
 # Public names that version 0.1.61 does not have.
-REPLACEABLE = words_of("current_run is_last_epoch seed mixed_precision compile_model inference_mode timeout")
+REPLACEABLE = words_of("current_run is_last_epoch seed mixed_precision compile_model inference_mode timeout lanes")
 
 
 class _Watcher(TrainerCallback):

@@ -37,6 +37,7 @@ class TrainerRunConfig:
         gradient_clip_norm: limit of the global gradient norm.
         train_dataloader_len: batches of one rank per training epoch.
         eval_dataloader_len: batches of one rank per evaluation.
+        lanes: as given to the trainer; where it is not None, "one rank" above means one lane.
     """
 
     num_epochs: int | None
@@ -60,6 +61,7 @@ class TrainerRunConfig:
     gradient_clip_norm: float | Mapping[str, float | None] | Sequence[float | None] | None = None
     train_dataloader_len: int | None = None
     eval_dataloader_len: int | None = None
+    lanes: int | None = None
 
     def __getitem__(self, name: str) -> Any:
         """``run_config["num_epochs"]`` is ``run_config.num_epochs``.

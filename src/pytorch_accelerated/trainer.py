@@ -83,6 +83,11 @@ class Trainer(TrainerTools):
         timeout: seconds that a process waits for the others before it gives up with a `LostPeerError`; it must be
             longer than anything that one process does alone, such as a save. None: torch's limit, half an hour with
             gloo and ten minutes with NCCL.
+        lanes: train to the same bits on any number of processes up to this one. An update has `per_device_batch_size`
+            rows for each lane, whatever the number of processes; these share the lanes, and add up what the lanes
+            compute in one fixed order. A run may be resumed on another number. Everything that draws, such as
+            dropout, is seeded for each batch of a lane; buffers such as BatchNorm's become the mean of the lanes'.
+            Not for streams, sharded models, and optimizers that step within a batch. None: a batch for each process.
     """
 
     def __repr__(self) -> str:

@@ -70,6 +70,12 @@ def test_copy_all() -> None:
     compat.copy_all([], [])
 
 
+def test_add_all() -> None:
+    sums = tensors()
+    compat.add_all(sums, tensors())
+    assert all(torch.equal(twice, 2 * once) for twice, once in zip(sums, tensors(), strict=True))
+
+
 def test_move_towards() -> None:
     moved = [torch.zeros(2), torch.zeros(2, 1)]
     compat.move_towards(moved, tensors(), 0.5)
@@ -99,6 +105,16 @@ def test_version_of() -> None:
     with torch.inference_mode():
         assert compat.version_of(torch.zeros(2)) is None
     assert compat.version_of(3) is None
+
+
+def test_acts_in_backward() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.register_hook(lambda gradient: gradient)
+    assert not compat.acts_in_backward(parameter)
+    handle = parameter.register_post_accumulate_grad_hook(lambda _: None)
+    assert compat.acts_in_backward(parameter)
+    handle.remove()
+    assert not compat.acts_in_backward(parameter)
 
 
 def test_stored_values() -> None:

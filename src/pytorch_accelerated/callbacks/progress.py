@@ -138,8 +138,7 @@ class ProgressBarCallback(TrainerCallback):
         # The history may continue an earlier run, whose epochs `num_epochs` leaves out.
         epoch = trainer.run_history.current_epoch
         last = "" if config.num_epochs is None else f"/{epoch + config.num_epochs - state.epochs - 1}"
-        size = config.train_per_device_batch_size
-        options = {"samples_per_batch": size and size * config.num_processes, "done": state.batches_in_epoch}
+        options: Any = {"size": config.train_per_device_batch_size, "done": state.batches_in_epoch}
         batches = _batches_of_epoch(run.parts.loaders.train, config, state)
         reports = run.parts.reports
 
@@ -169,9 +168,9 @@ class ProgressBarCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the bar of an evaluation."""
         name, run = trainer.run_history.evaluation_set, trainer.run_context
-        label, size = f"evaluation of {name}" if name else "evaluation", trainer.run_config.eval_total_batch_size
+        label, size = f"evaluation of {name}" if name else "evaluation", trainer.run_config.eval_per_device_batch_size
         facts = functools.partial(_facts, run.parts.reports.losses)
-        self._start_pass(trainer, label, length_of(run.parts.loaders.eval), samples_per_batch=size, read_facts=facts)
+        self._start_pass(trainer, label, length_of(run.parts.loaders.eval), size=size, read_facts=facts)
 
     def on_eval_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Remove the bar."""
@@ -202,14 +201,18 @@ class ProgressBarCallback(TrainerCallback):
             where = f"in epoch {epoch}, after {format_count(updates, 'update')}"
             trainer.run_context.page.note_end(f"Ended by {type(exception).__name__} {where}")
 
-    def _start_pass(self, trainer: Trainer, label: str, total: int | None, **options: Any) -> None:
-        page = trainer.run_context.page
-        if not trainer.run_context.parts.ranks.is_first_of_node:
+    def _start_pass(
+        self, trainer: Trainer, label: str, total: int | None, *, done: int = 0, size: int | None = None, **options: Any
+    ) -> None:
+        page, ranks = trainer.run_context.page, trainer.run_context.parts.ranks
+        if not ranks.is_first_of_node:
             return
+        times = -(-(trainer.run_context.asked.given.lanes or 1) // ranks.count)  # a rank has a batch for each lane
+        options |= {"samples_per_batch": size and size * ranks.count, "done": done * times}
         self._lines = self._lines or LineDisplay(trainer.print)
         # One `LineDisplay` serves all passes, so that a long run prints lines less and less often.
         display = new_display(self._lines) if page is None else page.new_bar()
-        self._open = (*self._open, Progress(label, total, display, **options))
+        self._open = (*self._open, Progress(label, total and total * times, display, **options))
 
     def _close_innermost(self) -> None:
         if self._open:
@@ -407,7 +410,7 @@ def _sizes_of(config: TrainerRunConfig) -> str:
     per_device, accumulated = config.train_per_device_batch_size, config.gradient_accumulation_steps
     if per_device is None or accumulated is None:
         return ""
-    return format_update_size(per_device, accumulated, config.num_processes)
+    return format_update_size(per_device, accumulated, config.num_processes, config.lanes)
 
 
 def _summary_lines(history: RunHistory, callbacks: list[Any]) -> list[str]:

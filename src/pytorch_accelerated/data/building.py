@@ -194,6 +194,7 @@ def distribute_loader(
     saved_seed: int | None = None,
     accumulation: Accumulation,
     is_sharded: bool = False,
+    lanes: int | None = None,
 ) -> RunLoader:
     """This rank's part of the user's `loader`. Must be called by all ranks.
 
@@ -205,6 +206,7 @@ def distribute_loader(
         accumulation: batches of a rank per update.
         is_sharded: whether the loader already yields only this rank's rows, which is known of litdata, Ray Data,
             MosaicML's streaming, and what `split_dataset_by_node` of `datasets` returns.
+        lanes: the batches of a round, whatever the number of ranks; None: one per rank.
 
     Raises:
         ArgumentTypeError: if `loader` cannot be iterated over.
@@ -226,8 +228,13 @@ def distribute_loader(
     )
     is_stream = is_torch_loader and isinstance(loader.dataset, IterableDataset)
     if is_torch_loader and not is_stream and loader.batch_sampler is not None:
-        adapted: RunLoader = PlannedLoader(loader, ranks, **settings)
+        adapted: RunLoader = PlannedLoader(loader, ranks, lanes=lanes, **settings)
     else:
+        if lanes is not None:
+            raise ConfigurationError(
+                f"`lanes` needs rows with numbers, but the {type(loader).__name__} is a stream: which of its rows a "
+                "process gets depends on how many there are. Pass a dataset with `__getitem__` and `__len__`."
+            )
         sources = (loader, getattr(loader, "dataset", None))
         is_sharded = is_sharded or any(divides_itself(source, ranks.count) for source in sources)
         if ranks.count > 1 and not is_stream and not is_sharded and ranks.is_first:

@@ -21,7 +21,14 @@ from torch.utils.data import DataLoader
 from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.ordering import EpochOrder, EpochOrders, LeftOut
 from pytorch_accelerated.data.rows import BatchFetcher, Request
-from pytorch_accelerated.data.sampling import BatchListPlan, Cell, TrainingPlan, Window, evaluation_rounds
+from pytorch_accelerated.data.sampling import (
+    BatchListPlan,
+    Cell,
+    TrainingPlan,
+    Window,
+    evaluation_rounds,
+    laid_out,
+)
 from pytorch_accelerated.data.updates import ItemWeights, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.facts.seeding import seeds_of_batches
 from pytorch_accelerated.ranks.ranks import Ranks
@@ -32,8 +39,9 @@ class PlannedLoader(RunLoader):
 
     _fetcher: BatchFetcher
 
-    def __init__(self, loader: DataLoader[Any], ranks: Ranks, **settings: Any) -> None:
+    def __init__(self, loader: DataLoader[Any], ranks: Ranks, *, lanes: int | None = None, **settings: Any) -> None:
         super().__init__(loader, ranks, **settings)
+        self.lanes = lanes
         self._orders = EpochOrders(loader, ranks, seed=self.seed)
         self._fetcher = BatchFetcher(loader, seed=self.seed)
         self.is_shuffled = self._orders.is_shuffled
@@ -73,7 +81,8 @@ class PlannedLoader(RunLoader):
         Without `needs_rows`, the order may have the right size and other rows.
         """
         order = self._orders.of(self._epoch) if needs_rows else self._orders.sizes(self._epoch, is_exact=True)
-        return order, self._plan(order).windows(start, self.max_batches - batches_done)
+        windows = self._plan(order).windows(start, self.max_batches - batches_done)
+        return order, windows if self.lanes is None else (laid_out(each, ranks=self._ranks.count) for each in windows)
 
     def __len__(self) -> int:
         return self.num_batches
@@ -89,7 +98,7 @@ class PlannedLoader(RunLoader):
         windows, planned = itertools.tee(all_windows)
         host_batches = self._fetch(order, planned, borrows=True)
         batches = self._feed(host_batches) if count_items is None else iter(())
-        ranks, rank = self._ranks.count, self._ranks.index
+        ranks, rank, mean_is_over = self._ranks.count, self._ranks.index, self.mean_is_over
         weights: ItemWeights | None = None
         items = None
         for window in windows:
@@ -108,21 +117,25 @@ class PlannedLoader(RunLoader):
                     weights, items = self._weights_of_items(counts, sizes, are_tokens=count_items.are_tokens)
                 batches = self._feed(iter(host))
             has_rows = weights is not None and count_items is not None and count_items.counts_rows
-            update, last = Update(window.size, items), len(window.rounds) - 1
+            update, last = Update(window.size, items, window), len(window.rounds) - 1
             for index, cells in enumerate(window.rounds):
                 began = time.perf_counter()
                 batch = next(batches)
                 self.waiting.seconds += time.perf_counter() - began
                 size = cells[rank].size
-                # A batch counts by its share of the rows. DDP takes the mean over ranks, hence the factor.
-                weight, counted = (ranks * size / window.size, None) if weights is None else weights[index]
+                # A batch counts by its share of the rows.
+                weight, counted = (mean_is_over * size / window.size, None) if weights is None else weights[index]
                 has_empty_rank = ranks > 1 and not all(cell.size for cell in cells)
                 samples = counted if has_rows and size else size or 1  # a borrowed batch has one
                 yield MicroBatch(batch, samples, weight, index == last, not size, has_empty_rank, counted, update)
 
     def rounds(self, *, borrows: bool = False, count_items: Counter | None = None) -> Iterator[Round]:
         order = self._orders.of(self._epoch)
-        windows, planned, measured = itertools.tee(itertools.islice(self._rounds(order), self.max_batches), 3)
+        rounds: Iterator[Window] = itertools.islice(self._rounds(order), self.max_batches)
+        if self.lanes is not None:
+            whole = (laid_out(each, ranks=self._ranks.count) for each in rounds)
+            rounds = (Window(each.start, each.size, (cells,)) for each in whole for cells in each.rounds)
+        windows, planned, measured = itertools.tee(rounds, 3)
         sizes: Iterator[int] = (cells[self._ranks.index].size for window in measured for cells in window.rounds)
         sized = zip(
             self._fetch(order, planned, borrows=borrows), sizes if borrows else filter(None, sizes), strict=False
@@ -161,14 +174,14 @@ class PlannedLoader(RunLoader):
             yield Request(rows.tolist() if is_tensor else rows, seed_of(start))
 
     def _plan(self, order: EpochOrder) -> TrainingPlan | BatchListPlan:
-        ranks, steps = self._ranks.count, self.accumulation
+        ranks, steps = self.batches_of_round, self.accumulation
         if order.batch_sizes is not None:
             return BatchListPlan(order.batch_sizes, ranks, steps)
         assert self.batch_size is not None
         return TrainingPlan(len(order.indices), self.batch_size, ranks, steps, self.drop_last)
 
     def _rounds(self, order: EpochOrder) -> Iterator[Window]:
-        size, ranks = len(order.indices), self._ranks.count
+        size, ranks = len(order.indices), self.batches_of_round
         if order.batch_sizes is not None:
             return BatchListPlan(order.batch_sizes, ranks).windows()
         assert self.batch_size is not None

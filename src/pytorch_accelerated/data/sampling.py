@@ -42,11 +42,16 @@ class Cell(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The samples of one update over all ranks: `size` positions from `start` on, in `rounds` of one cell per rank."""
+    """The samples of one update over all ranks: `size` positions from `start` on, in `rounds` of one cell per rank.
+
+    With lanes, a rank has a round for each batch of each of its lanes, lane by lane; `turns` says whose batch it is, as
+    the number of the lane among those of its rank.
+    """
 
     start: int
     size: int
     rounds: tuple[tuple[Cell, ...], ...]
+    turns: tuple[int, ...] = ()
 
 
 def cut(start: int, total: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell, ...], ...]:
@@ -58,6 +63,25 @@ def cut(start: int, total: int, *, rounds: int, ranks: int) -> tuple[tuple[Cell,
         cells.append(Cell(position if size else start, size))
         position += size
     return tuple(tuple(cells[first : first + ranks]) for first in range(0, len(cells), ranks))
+
+
+def lanes_of(rank: int, *, lanes: int, ranks: int) -> range:
+    """The lanes that a rank computes, one after the other."""
+    ends = list(itertools.accumulate(deal(lanes, ranks), initial=0))
+    return range(ends[rank], ends[rank + 1])
+
+
+def laid_out(window: Window, *, ranks: int) -> Window:
+    """A window with a cell for each lane in its rounds, with rounds of one cell per rank instead; see `Window`."""
+    blocks = [lanes_of(rank, lanes=len(window.rounds[0]), ranks=ranks) for rank in range(ranks)]
+    empty, rounds, turns = Cell(window.start, 0), [], []
+    for turn in range(len(blocks[0])):
+        for cells in window.rounds:
+            own = tuple(cells[block[turn]] if turn < len(block) else empty for block in blocks)
+            if any(cell.size for cell in own):
+                rounds.append(own)
+                turns.append(turn)
+    return Window(window.start, window.size, tuple(rounds), tuple(turns))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from pytorch_accelerated.data.counting import Counter, has_ignored
 from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
+from pytorch_accelerated.data.sampling import Window
 from pytorch_accelerated.errors import ConfigurationError, DataError
 from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import length_of
@@ -34,10 +35,12 @@ class Update(NamedTuple):
     Attributes:
         samples: over all ranks; the number of batches on a rank if the sizes of batches are unknown.
         items: of this rank and of all ranks, if `count_batch_items` determined the weights.
+        window: its positions in the order of the epoch; None for a stream.
     """
 
     samples: int
     items: tuple[int, int] | None = None
+    window: Window | None = None
 
 
 class MicroBatch(NamedTuple):
@@ -120,8 +123,10 @@ class RunLoader(ABC):
         is_vectorised: whether fetching a batch is one indexing operation in this process.
         collate_fn: makes a batch of samples; None if unknown.
         max_batches: of this rank, after which every pass ends.
+        lanes: the batches of a round, whoever computes them; None: one per rank.
     """
 
+    lanes: int | None = None
     is_sharded = False
     is_shuffled = False
     is_vectorised = False
@@ -179,7 +184,17 @@ class RunLoader(ABC):
         size = self.batch_size
         if size is None:
             size = getattr(getattr(self.source, "batch_sampler", None), "batch_size", None)
-        return size * self._ranks.count if isinstance(size, int) else None
+        return size * self.batches_of_round if isinstance(size, int) else None
+
+    @property
+    def batches_of_round(self) -> int:
+        """Batches that are computed side by side."""
+        return self.lanes or self._ranks.count
+
+    @property
+    def mean_is_over(self) -> int:
+        """By how much gradients are divided when they are joined: DDP takes their mean, lanes are added up."""
+        return 1 if self.lanes else self._ranks.count
 
     @property
     def total_dataset_length(self) -> int | None:
@@ -299,8 +314,7 @@ class RunLoader(ABC):
                 "An update has no items at all, so its loss has no mean: `count_batch_items` returned 0 for each "
                 "batch, or no target counts in the loss. Leave such batches out."
             )
-        # DDP takes the mean of the gradients over ranks, hence the factor.
-        weights = [(self._ranks.count * (number or 0) / total, None if uncounted else number) for number in numbers]
+        weights = [(self.mean_is_over * (number or 0) / total, None if uncounted else number) for number in numbers]
         return weights, (int(mine[2]), int(items)) if are_tokens and not uncounted else None
 
 

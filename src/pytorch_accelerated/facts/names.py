@@ -38,6 +38,7 @@ class GivenArguments:
     accelerator: Any  # or a function that returns one
     inference_mode: bool
     timeout: float | None
+    lanes: int | None = None
 
 
 class GivenArgument:

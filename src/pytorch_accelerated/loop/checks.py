@@ -10,6 +10,7 @@ from torch import nn
 
 from pytorch_accelerated.data.building import check_dataset, check_eval_dataset
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import (
     TrainSettings,
     check_optimizer,
@@ -111,6 +112,8 @@ def check_training(
     if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
         values_by_optimizer(settings.gradient_clip_norm, parts.optimizer, argument="gradient_clip_norm")
     _refuse_what_cannot_be_undone(parts, settings, resumes)
+    if context.asked.given.lanes is not None:
+        require("pytorch_accelerated.loop.lanes", needed_by="`lanes`").check_lanes(context)
     num_passes = settings.num_epochs if settings.limit is None else None
     if not overrides(trainer, "create_train_dataloader"):
         check_dataset(train_dataset, num_passes=num_passes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from pytorch_accelerated.data.building import empty_loader_error, refuse_rearranged
 from pytorch_accelerated.data.updates import Round, RunLoader
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.seeding import generator_states, restore_generator_states
 from pytorch_accelerated.loop.context import Context, Parts
 from pytorch_accelerated.loop.hook_output import loss_and_size
@@ -42,6 +44,11 @@ class Pass:
         self.context = context
         # Multiple ranks finish a pass together; a single one may abandon it.
         self.emit = control.emitter.emit_at_once if context.parts.ranks.count == 1 else control.emitter.emit
+        self._lanes = self._seed = None
+        if context.asked.given.lanes is not None:
+            self._lanes = require("pytorch_accelerated.loop.lanes", needed_by="`lanes`")
+            key = "pass", context.asked.seed, context.parts.state.updates
+            self._seed = self._lanes.seeder(context.parts.ranks.device, *key)
 
     @contextlib.contextmanager
     def going_on(self, *, restores_modes: bool) -> Iterator[None]:
@@ -67,6 +74,8 @@ class Pass:
             except StopTrainingError:
                 restore_generator_states(generators)  # a resumed run repeats this pass
                 raise
+            if self._lanes is not None:  # ranks have drawn for different rows
+                restore_generator_states(generators)
 
     def without_gradients(self) -> contextlib.AbstractContextManager[Any]:
         """Context manager for all computations of the pass."""
@@ -109,6 +118,8 @@ class Pass:
 
     def _output_of(self, hook: Callable[[Any], Any], round_: Round) -> Any:
         context = self.context
+        if self._seed is not None:
+            self._seed(round_.start)
         context.trainer._batch_samples = round_.samples
         try:
             return hook(round_.batch)
@@ -133,16 +144,19 @@ class Evaluation(Pass):
             DataError: if there is no batch.
         """
         context, number = self.context, 0
+        losses = None if self._lanes is None else self._lanes.LaneLosses(context.parts.ranks)
         with self.without_gradients():
             rounds = self.rounds(loader, StopTrainingError, "calculate_eval_batch_loss")
             for number, round_ in enumerate(rounds, start=1):
                 context.parts.reports.position_in_pass = round_.start
-                self._evaluate(round_, record)
+                self._evaluate(round_, record if losses is None else functools.partial(losses.add, round_.start))
                 if number % _ROUNDS_BETWEEN_READINGS == 0:
                     context.parts.reports.losses.read()
         if number == 0:
             raise empty_loader_error(loader, "evaluate")
         context.parts.reports.position_in_pass = None
+        if losses is not None:
+            losses.record(record)
         context.parts.reports.losses.read()
 
     def _evaluate(self, round_: Round, record: Callable[[Any, Any], None]) -> None:

@@ -85,6 +85,7 @@ class LateCounts:
 
     Args:
         ranks: the processes.
+        mean_is_over: by how much gradients are divided when they are joined.
 
     Attributes:
         counts: the counts of the update's batches so far.
@@ -93,8 +94,8 @@ class LateCounts:
             their hooks count, or none.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, *, mean_is_over: int) -> None:
+        self._ranks, self._mean_is_over = ranks, mean_is_over
         self.counts: list[Any] = []
         self._reference = 1.0
         self._is_agreed = self._ranks.count == 1
@@ -123,7 +124,7 @@ class LateCounts:
         """
         self.counts.append(count)
         self.are_pending = True
-        self._reference = max(1.0, samples / self._ranks.count)
+        self._reference = max(1.0, samples / self._mean_is_over)
         if isinstance(count, torch.Tensor):
             return count.detach().reshape(()).to(widest_float(count.device)) / self._reference
         return count / self._reference
@@ -161,7 +162,7 @@ class LateCounts:
                 "An update has no items at all: `num_items_in_batch` was 0 for each of its batches, on all ranks, so "
                 "its loss has no mean. Nothing was changed by it; leave such batches out of the dataset."
             )
-        return self._ranks.count * self._reference / total
+        return self._mean_is_over * self._reference / total
 
     def _total(self) -> float:
         numbers: Any = sum(count for count in self.counts if not isinstance(count, torch.Tensor))

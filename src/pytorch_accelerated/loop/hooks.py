@@ -61,6 +61,7 @@ class TrainerHooks:
     compile_model = GivenArgument()
     inference_mode = GivenArgument()
     timeout = GivenArgument()
+    lanes = GivenArgument()
     _batch_samples: int | None = None  # of the batch that a hook is computing, as far as the loader knows
     _counters: Mapping[str, Counter | None] = {}  # what counts the items of a batch that an override passes on to ours
     _kind_of_states = States
@@ -89,9 +90,10 @@ class TrainerHooks:
         accelerator: Accelerator | Callable[[], Accelerator] | None = None,
         inference_mode: bool = False,
         timeout: float | None = None,
+        lanes: int | None = None,
     ) -> None:
         self.run_context.asked.given = GivenArguments(
-            seed, mixed_precision, compile_model, accelerator, inference_mode, timeout
+            seed, mixed_precision, compile_model, accelerator, inference_mode, timeout, lanes
         )
         self.run_context.parts.loaders = Loaders()
         self.model = model

@@ -37,7 +37,14 @@ from pytorch_accelerated.loop.callback import PassLimit, savers_among
 from pytorch_accelerated.loop.context import Context, Parts
 from pytorch_accelerated.loop.hooks import overrides
 from pytorch_accelerated.ranks.compat.accelerate import restore_settings
-from pytorch_accelerated.ranks.held import held_parts, optimizers_of, refuse_outside, share_values, trained_outside
+from pytorch_accelerated.ranks.held import (
+    held_parts,
+    optimizers_of,
+    refuse_outside,
+    share_values,
+    tensors_of,
+    trained_outside,
+)
 from pytorch_accelerated.ranks.preparation import OptimizerMode, PreparedModel
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
@@ -72,7 +79,9 @@ def prepare_training(
         asked.epochs_before += parts.state.epochs
     control.states.resume_from(state)
     asked.number += 1
-    if asked.given.seed is not None:
+    if asked.given.lanes is not None:  # alike on all ranks, and whatever their number
+        set_seed(mixed_seed("run", asked.seed, asked.number))
+    elif asked.given.seed is not None:
         set_seed(mixed_seed("run", int(asked.given.seed), parts.ranks.index, asked.number))
     parts.state = RunState()
     if isinstance(parts.model, nn.Module):
@@ -143,6 +152,7 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
         outside = trained_outside(context.holder, held)
         refuse_outside(outside, parts.accelerator, parts.model, parts.ranks)
         share_values(held, parts.ranks)
+    has_lanes = context.asked.given.lanes is not None
     prepared = _kind_of_prepared(context)(
         parts.accelerator,
         parts.model,
@@ -150,15 +160,15 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
         for_training=for_training,
         compile_arguments=context.asked.given.compile_model,
     )
-    if parts.ranks.count > 1 and not for_training and not has_shards(prepared.model):
-        # Nothing else ensures that all ranks evaluate the same model.
-        parts.ranks.copy_from_first([parameter.data for parameter in parts.model.parameters()])
+    if parts.ranks.count > 1 and (not for_training or has_lanes) and not has_shards(prepared.model):
+        # Nothing else ensures that all ranks have the same model.
+        parts.ranks.copy_from_first([each.data for each in tensors_of(parts.model)])
     parts.prepared, parts.model, parts.optimizer = prepared, prepared.model, prepared.optimizer
 
 
 def _kind_of_prepared(context: Context) -> Callable[..., PreparedModel]:
     if context.parts.accelerator.distributed_type.value != "DEEPSPEED":
-        return PreparedModel
+        return functools.partial(PreparedModel, is_wrapped=context.asked.given.lanes is None)
     module = require("pytorch_accelerated.extras.deepspeed.engine", needed_by="DeepSpeed")
     return functools.partial(module.DeepSpeedModel, context=context)
 
@@ -204,6 +214,7 @@ def distributed(
         saved_seed=context.control.states.saved_seed(role),
         accumulation=Accumulation.of(asked.settings),
         is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
+        lanes=asked.given.lanes,
     )
 
 
@@ -385,7 +396,8 @@ def create_run_config(
             num_epochs = -(-max_num_train_steps // max(updates_per_epoch, 1))
         elif updates_per_epoch is not None and num_epochs is not None:
             max_num_train_steps = num_epochs * updates_per_epoch
-    per_update = Accumulation(gradient_accumulation_steps).batches(1) * ranks.count
+    per_round = asked.given.lanes or ranks.count
+    per_update = Accumulation(gradient_accumulation_steps).batches(1) * per_round
     return TrainerRunConfig(
         num_epochs=num_epochs,
         train_per_device_batch_size=train_batch_size,
@@ -395,7 +407,7 @@ def create_run_config(
         gradient_accumulation_steps=None if train is None else gradient_accumulation_steps,
         gradient_clip_value=gradient_clip_value,
         train_total_batch_size=train_batch_size * per_update if train_batch_size else None,
-        eval_total_batch_size=eval_batch_size * ranks.count if eval_batch_size else None,
+        eval_total_batch_size=eval_batch_size * per_round if eval_batch_size else None,
         num_update_steps_per_epoch=updates_per_epoch,
         num_local_update_steps_per_epoch=updates_per_epoch,
         max_num_train_steps=max_num_train_steps,
@@ -408,4 +420,5 @@ def create_run_config(
         gradient_clip_norm=None if train is None else asked.settings.gradient_clip_norm,
         train_dataloader_len=None if train is None else train.num_batches,
         eval_dataloader_len=None if evaluation is None else evaluation.num_batches,
+        lanes=asked.given.lanes,
     )

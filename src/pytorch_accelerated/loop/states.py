@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.resuming import SavedData, differing_rows, saved_data
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError, explained_loading
@@ -178,6 +180,11 @@ class States:
         if state is not None:
             if kind_of(state / MANIFEST_NAME) is not None:  # else `transformers` wrote it
                 self._facts = read_manifest(state).facts
+            if self._facts and self._facts.get("lanes") != (lanes := self.asked.given.lanes):
+                raise ConfigurationError(
+                    f"The run that saved {state} had lanes={self._facts.get('lanes')}, and this trainer has "
+                    f"lanes={lanes}, so its updates would be others. Make the trainer with the lanes of the run."
+                )
             self._saved_data = saved_data(self._facts)
         with explained_loading("What the run leaves out", state):
             self.asked.left_out = tuple(LeftOut(**entry) for entry in self._facts.get("left_out", ()))
@@ -208,7 +215,15 @@ class States:
         ranks = self.parts.ranks
         self.load(state, skipped_weights=skipped_weights)
         before = self._facts["ranks"]
-        if before != ranks.count:
+        threads = torch.get_num_threads()
+        if self._facts.get("threads", threads) != threads:
+            warn_user(
+                ranks,
+                f"The run was saved with {self._facts['threads']} threads of torch and resumes with {threads}, so sums "
+                "have another order and the bits differ. Set OMP_NUM_THREADS, which torchrun sets to 1, or call "
+                f"`torch.set_num_threads({self._facts['threads']})`.",
+            )
+        if before != ranks.count and self.asked.given.lanes is None:
             warn_user(
                 ranks,
                 f"The run was saved by {before} processes and resumes with {ranks.count}. The weights are the same, to "

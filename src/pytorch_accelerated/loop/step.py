@@ -56,7 +56,8 @@ class Step:
         self.reports = context.parts.reports
         self.micro_batch = _NO_BATCH
         self.backward_began: float | None = None
-        self.late_counts = LateCounts(context.parts.ranks)
+        mean_is_over = 1 if context.asked.given.lanes else context.parts.ranks.count
+        self.late_counts = LateCounts(context.parts.ranks, mean_is_over=mean_is_over)
         self._checks_size = True
         self.limit: Any = context.asked.settings.gradient_clip_norm
         # The trainer's own `_perform_forward_and_backward_passes` only calls `compute`: without an override, so do we.

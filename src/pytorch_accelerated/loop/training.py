@@ -16,6 +16,7 @@ from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.updates import MicroBatch, RunLoader
 from pytorch_accelerated.data.workers import usable_processors
 from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunPhase
 from pytorch_accelerated.loop.context import Context
 from pytorch_accelerated.loop.guarded import FiniteLossTracker, GuardedStep
@@ -98,7 +99,11 @@ class Training:
 
     def kind_of_step(self) -> type[Step]:
         """The kind of step that the run needs."""
-        if self.asked.settings.nonfinite_policy is not None:
+        is_guarded = self.asked.settings.nonfinite_policy is not None
+        if self.asked.given.lanes is not None:
+            module = require("pytorch_accelerated.loop.lanes", needed_by="`lanes`")
+            return module.kind_of_step(is_guarded=is_guarded)  # type: ignore[no-any-return]
+        if is_guarded:
             return GuardedStep if self.parts.ranks.count == 1 else GuardedRankedStep
         return Step if self.parts.ranks.count == 1 else RankedStep
 

@@ -38,6 +38,7 @@ class PreparedModel:
         optimizer: its optimizer, or None.
         for_training: False omits what only training needs.
         compile_arguments: passed to `compile_in_place`; False: don't compile.
+        is_wrapped: whether a wrapper exchanges the gradients of multiple ranks.
 
     Attributes:
         model: the model to call.
@@ -54,6 +55,7 @@ class PreparedModel:
         *,
         for_training: bool,
         compile_arguments: Mapping[str, Any] | bool = False,
+        is_wrapped: bool = True,
     ) -> None:
         self._accelerator = accelerator
         self._bare_model = model
@@ -77,7 +79,7 @@ class PreparedModel:
         elif is_replicated(accelerator) or is_sharded:
             refuse_idle_fp8(accelerator, model)
             # A model sharded by the user exchanges its gradients itself.
-            self.model = accelerator.prepare_model(model, evaluation_mode=is_sharded)
+            self.model = accelerator.prepare_model(model, evaluation_mode=is_sharded or not is_wrapped)
             if accelerator.scaler is not None:
                 self.optimizer = accelerator.prepare_optimizer(optimizer)
             else:

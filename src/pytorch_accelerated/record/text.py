@@ -89,19 +89,20 @@ def format_count(count: int, word: str, words: str | None = None) -> str:
     return f"{count} {word if count == 1 else words or word + 's'}"
 
 
-def format_update_size(per_device: int, accumulated: int, processes: int) -> str:
+def format_update_size(per_device: int, accumulated: int, processes: int, lanes: int | None = None) -> str:
     """The number of samples in an update, and how it comes about.
 
-    >>> [format_update_size(8, 1, 1), format_update_size(8, 4, 2)]
-    ['8 samples each', '64 samples each (8 x 4 accumulated x 2 processes)']
+    >>> [format_update_size(8, 1, 1), format_update_size(8, 4, 2), format_update_size(8, 1, 2, lanes=4)]
+    ['8 samples each', '64 samples each (8 x 4 accumulated x 2 processes)', '32 samples each (8 x 4 lanes)']
     """
+    side_by_side, word = (processes, "processes") if lanes is None else (lanes, "lanes")
     factors = [str(per_device)]
     if accumulated != 1:
         factors.append(f"{accumulated} accumulated")
-    if processes != 1:
-        factors.append(f"{processes} processes")
+    if side_by_side != 1:
+        factors.append(f"{side_by_side} {word}")
     product = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
-    return f"{format_count(per_device * accumulated * processes, 'sample')} each{product}"
+    return f"{format_count(per_device * accumulated * side_by_side, 'sample')} each{product}"
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -99,7 +99,11 @@ def load_run(
     parts.mode = OptimizerMode(optimizers_of(context.holder, held).values())
     parts.mode.take_over(is_training=saved.get("has_training_weights", position.phase is RunPhase.TRAINING))
     reports.gradient_norms.load_state_dict(by_rank[0]["gradient_norms"])  # the same on all ranks
-    if len(by_rank) == ranks.count:
+    if context.asked.given.lanes is not None:  # the first rank has all losses; generators are alike
+        if ranks.is_first:
+            reports.losses.load_state_dict(by_rank[0]["losses"])
+        restore_generator_states(by_rank[0]["generators"])
+    elif len(by_rank) == ranks.count:
         if parts.prepared is not None and parts.prepared.gradient_order is not None:
             parts.prepared.gradient_order.repeat(saved.get("gradient_order", ()))  # older states have none
         reports.losses.load_state_dict(by_rank[ranks.index]["losses"])

@@ -184,6 +184,8 @@ def _facts_of(parts: Parts, asked: Asked, position: RunState) -> dict[str, Any]:
         "data": data_facts(train=parts.loaders.train, eval=parts.loaders.eval),
         "evaluation_sets": data_facts(**parts.loaders.eval_by_name),
     }
+    if asked.given.lanes is not None:
+        facts |= {"lanes": asked.given.lanes, "threads": torch.get_num_threads()}
     if asked.left_out:
         facts["left_out"] = [dataclasses.asdict(each) for each in asked.left_out]
     return facts

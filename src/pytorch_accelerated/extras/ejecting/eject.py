@@ -183,6 +183,8 @@ def _refuse_trainer(trainer: Trainer) -> None:
         raise _refused("the loss is the model's own, or there is no single optimizer", "Give a loss function and one.")
     if callable(getattr(trainer.optimizer, "train", None)) and callable(getattr(trainer.optimizer, "eval", None)):
         raise _refused("the optimizer has modes", "Give one whose weights to train and to evaluate are the same.")
+    if given.lanes is not None:
+        raise _refused("the trainer has `lanes`", "Leave them out; a plain script has one process.")
     if given.compile_model is not False or str(parts.accelerator.mixed_precision) != "no":
         raise _refused("the model is compiled, or in mixed precision", "Leave `compile_model` and the precision out.")
 

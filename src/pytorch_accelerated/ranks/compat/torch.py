@@ -39,6 +39,11 @@ def copy_all(targets: Tensors, sources: Tensors) -> None:
         torch._foreach_copy_(targets, sources)
 
 
+def add_all(targets: Tensors, sources: Tensors) -> None:
+    """Add each source to its target with a few kernels in all; see `copy_all`."""
+    torch._foreach_add_(targets, sources)
+
+
 def move_towards(tensors: Tensors, targets: Tensors, weight: float) -> None:
     """Move each tensor by the share `weight` towards its target, with a few kernels in all; see `copy_all`."""
     if tensors:
@@ -61,6 +66,11 @@ def version_of(tensor: Any) -> int | None:
     if not isinstance(tensor, Tensor) or tensor.is_inference():
         return None
     return tensor._version
+
+
+def acts_in_backward(parameter: Tensor) -> bool:
+    """Whether a hook acts as soon as the gradient of a parameter is there. Publicly it can only be registered."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def stored_values(tensor: Tensor) -> Tensor:
