@@ -199,7 +199,8 @@ def offer_files_outside(app, docname, source):
 
     def as_download(link):
         path = (folder / link[1]).resolve()
-        return link[0] if path.is_relative_to(app.srcdir) or not path.is_file() else f"](<path:{link[1]}>)"
+        stays = path.is_relative_to(app.srcdir) or not path.is_file() or path.suffix == ".png"  # pictures are copied
+        return link[0] if stays else f"](<path:{link[1]}>)"
 
     source[0] = re.sub(r"\]\((\.\.?/[^)#\s]+)\)", as_download, source[0])
 

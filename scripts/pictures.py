@@ -37,7 +37,12 @@ from tests.support.pages import script_of  # noqa: E402
 
 IMAGES = REPOSITORY / "docs" / "images"
 EXAMPLE = "examples/train_digits.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "MPLBACKEND": "agg"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
+    "MPLBACKEND": "agg",
+    "OMP_NUM_THREADS": "1",  # on a busy machine, more threads wait for each other, and the times shown are of waiting
+}
 
 TERMINAL_PAGE = """<!DOCTYPE html><style>
 body { margin: 0; display: inline-block; background: #1a1e27; color: #e6e9f0; }
@@ -228,9 +233,9 @@ def gallery(folder: Path, names: Sequence[str] = tuple(GALLERY)) -> None:
 
 def reports(folder: Path) -> None:
     """The report of the example, light and dark."""
-    command = [sys.executable, EXAMPLE, "--num-epochs", "10", "--output-dir", str(folder)]
+    command = [sys.executable, EXAMPLE, "--num-epochs", "10", "--output-dir", str(folder / "digits")]
     subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-    page = folder / "report.html"
+    page = folder / "digits" / "report.html"
     page.write_text(page.read_text().replace(str(folder), "outputs"))
     screenshot(page, "report", 1100, height=1050, fragment="#light")
     screenshot(page, "report-dark", 1100, height=1050, fragment="#dark")

@@ -170,6 +170,14 @@ def test_where_evaluations_have_a_metric_its_value_in_training_is_shown_on_reque
     assert asked.index("f1") < asked.index("train_f1")  # evaluations first
 
 
+def test_multiple_evaluation_sets_fill_one_column_each_and_files_have_every_name(capsys, tmp_path):
+    trainer = make_trainer(..., CSVLoggerCallback(tmp_path / "log.csv"))
+    trainer.train(rows(8), 1, {"clean": rows(4), "noisy": rows(6)})
+    header = next(line for line in capsys.readouterr().out.splitlines() if " lr " in line)
+    assert header.split() == ["epoch", "train_loss_epoch", "eval_loss_epoch", "eval_noisy_loss_epoch", "lr", "time"]
+    assert "eval_clean_loss_epoch" in (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
+
+
 def test_a_table_begins_with_the_epoch_and_the_loss_of_training_whatever_is_watched(capsys, tmp_path):
     make_trainer(..., SaveBestModelCallback(tmp_path / "best.pt")).train(rows(8), 2, rows(4))
     header = next(line for line in capsys.readouterr().out.splitlines() if "lr" in line)

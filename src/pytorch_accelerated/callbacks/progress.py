@@ -261,9 +261,11 @@ class LogMetricsCallback(TrainerCallback):
         Args:
             trainer: the trainer.
             metrics: the values by name; only numbers. Metrics of other types are in the run history. The default
-                leaves out those that were recorded with ``shown=False``.
+                leaves out those that were recorded with ``shown=False``, and a second name of the same value.
         """
         hidden = trainer.run_history.names_not_shown
+        if first_set := trainer.run_context.control.evaluation_sets.names[0]:  # its values have two names each
+            hidden = hidden | {name_in_set(name, first_set) for name in metrics}
         cells = {name: format_number(value) for name, value in metrics.items() if name not in hidden}
         # An epoch logs twice, after training and after its evaluation, and has one row, which waits for both.
         if self._row is not None:

@@ -330,7 +330,7 @@ function drawPanel(panel, range, holder) {
     const isSmoothed = line.isFine && !["rates", "memory"].includes(panel.key) && settings.smoothing > 0 && line.updates.length > 3;
     if (isSmoothed) {
       if (!isComparison) {
-        lines.push({ line, isRaw: true, style: { label: `${line.label}, as read`, stroke: `${stroke}66`, width: 1, spanGaps: true, points: { show: false } } });
+        lines.push({ line, isRaw: true, style: { label: `${line.label}, unsmoothed`, stroke: `${stroke}66`, width: 1, spanGaps: true, points: { show: false } } });
         tables.push([xs, shown]);
       }
       lines.push({ line, style: { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false }, ...rest } });
