@@ -83,6 +83,7 @@ class At(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         action = self.actions.get(f"after_{trainer.run_state.updates}")
         if action is not None:
+            trainer.run_context.control.saves.writer.wait()  # it starts the upload
             for uploads in trainer.run_context.control.saves.uploads.values():
                 assert uploads._round is not None
                 uploads._round.result()

@@ -260,6 +260,8 @@ class States:
             parts.reports.complete_records()
             if background:
                 saves.in_background = folder
+            else:  # the states that the last one has made superfluous may still be on their way out
+                parts.ranks.do_on_all(saves.writer.wait)
             save_run(self.context, folder, extra, saves.writer if background else None, moment=self.early_end)
 
     def write_file(
@@ -406,9 +408,8 @@ class Saves:
         history, position = self._context.parts.history, self._context.parts.state
         epoch = position.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
-        if is_complete:  # else the thread of the writer calls them
-            for call in self.writer.after_each:
-                call()
+        if is_complete:  # else they follow when it is
+            self.writer.follow_up()
 
     def finish(self) -> None:
         """Wait for the state that is written in the background, see `saving`. Must be called by all ranks."""

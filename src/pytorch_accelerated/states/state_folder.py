@@ -259,8 +259,7 @@ class BackgroundWriter:
 
     Attributes:
         failure: why a state could not be written; `wait` raises it.
-        after_each: functions that the thread calls when a state is complete, before the next one starts; `Saves` calls
-            them after a state that it did not write.
+        after_each: functions that the thread calls when a state is complete, before the next one starts.
     """
 
     def __init__(self) -> None:
@@ -303,8 +302,17 @@ class BackgroundWriter:
         }
         for device in self._devices:  # the next update would change tensors that are still being copied
             torch.cuda.current_stream(device).synchronize()
+        self._start(lambda: write_encoded(final, facts, parts, ranks))
+
+    def follow_up(self) -> None:
+        """Start to call `after_each`, for a state that something else has written: deleting old ones takes long."""
+        self.wait()
+        if self.after_each:
+            self._start(lambda: None)
+
+    def _start(self, write: Callable[[], None]) -> None:
         # Not a daemon thread, because the program must not exit before the state is complete.
-        self._thread = threading.Thread(target=self._write, args=(final, facts, parts, ranks), name="state writer")
+        self._thread = threading.Thread(target=self._write, args=(write,), name="state writer")
         self._thread.start()
 
     def wait(self) -> None:
@@ -329,9 +337,9 @@ class BackgroundWriter:
         finally:
             self._copies.clear()
 
-    def _write(self, *arguments: Any) -> None:
+    def _write(self, write: Callable[[], None]) -> None:
         try:
-            write_encoded(*arguments)
+            write()
             for call in self.after_each:
                 call()
         except BaseException as error:
