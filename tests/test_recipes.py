@@ -73,7 +73,7 @@ def test_a_fold_resumes_from_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_splitter_or_another_evaluation_set_is_refused() -> None:
-    with pytest.raises(TypeError, match="'KFold' object is not iterable"):
+    with pytest.raises(TypeError, match=r"KFold.*pass what a splitter returns, `KFold\(5\)\.split\(inputs\)`"):
         cross_validate(make_trainer, (INPUTS, TARGETS), KFold(3), 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="multiple values for argument 'eval_dataset'"):
         cross_validate(make_trainer, (INPUTS, TARGETS), KFold(3).split(INPUTS), 1, eval_dataset=(INPUTS, TARGETS))

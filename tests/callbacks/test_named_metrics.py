@@ -94,6 +94,49 @@ def test_targets_may_be_shares_in_training_and_class_numbers_in_evaluation() -> 
     assert recorded(trainer, "eval_f1") == pytest.approx(theirs.f1_score(CLASSES, found, average="macro"), rel=1e-6)
 
 
+def mixed_up(batch: Any) -> Any:
+    """What mixup makes of a batch, of an even number of rows."""
+    inputs, targets = (each[: len(batch[0]) // 2 * 2] for each in batch)
+    shares = nn.functional.one_hot(targets, 3).float()
+    return 0.3 * inputs + 0.7 * inputs.flip(0), 0.3 * shares + 0.7 * shares.flip(0)
+
+
+def test_targets_are_those_that_the_loss_was_computed_with_where_a_hook_has_mixed_the_batch() -> None:
+    class Mixing(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return super().calculate_train_batch_loss(mixed_up(batch))
+
+    class MixingByHand(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            inputs, targets = mixed_up(batch)
+            outputs = self.model(inputs)
+            loss = nn.functional.cross_entropy(outputs, targets)
+            return {"loss": loss, "model_outputs": outputs, "batch_size": len(inputs), "batch": (inputs, targets)}
+
+    for kind in (Mixing, MixingByHand):
+        model = nn.Linear(4, 3)
+        order: dict[str, Any] = {"train_dataloader_kwargs": {"shuffle": False}, "per_device_batch_size": 7}
+        trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.0), metrics=["accuracy"])
+        trainer.train((INPUTS, CLASSES), 1, eval_dataset=(INPUTS, CLASSES), **order)
+        batches = map(mixed_up, zip(INPUTS.split(7), CLASSES.split(7), strict=True))
+        right = torch.cat([model(inputs).argmax(1) == shares.argmax(1) for inputs, shares in batches])
+        assert recorded(trainer, "train_accuracy") == pytest.approx(float(right.float().mean()))
+        assert recorded(trainer, "eval_accuracy") == theirs.accuracy_score(CLASSES, model(INPUTS).argmax(1))
+
+
+def test_a_hook_that_leaves_rows_out_without_a_word_is_an_error_that_says_what_to_return() -> None:
+    class Shortening(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            outputs = self.model(batch[0][1:])
+            loss = nn.functional.cross_entropy(outputs, batch[1][1:])
+            return {"loss": loss, "model_outputs": outputs, "batch_size": len(outputs)}
+
+    model = nn.Linear(4, 3)
+    trainer = Shortening(model, None, torch.optim.SGD(model.parameters(), 0.1), metrics=["accuracy"])
+    with pytest.raises(HookOutputError, match="6 rows of outputs and 7 of targets.*'batch'"):
+        trainer.train((INPUTS, CLASSES), 1, per_device_batch_size=7)
+
+
 def test_the_task_is_said_and_the_first_set_has_the_plain_names(capsys: pytest.CaptureFixture[str]) -> None:
     sets = {"near": (INPUTS, CLASSES), "far": (-INPUTS, CLASSES)}
     trainer = run(3, nn.CrossEntropyLoss(), CLASSES, "accuracy", eval_dataset=sets)

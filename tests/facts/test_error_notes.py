@@ -119,6 +119,17 @@ CAUSES: dict[str, Case] = {
     "labels as floats": (classifier, CROSS_ENTROPY, (INPUTS, CLASSES.float()), "must be int64"),
     "labels as int32": (classifier, CROSS_ENTROPY, (INPUTS, CLASSES.int()), "must be int64"),
     "whole numbers for BCE": (classifier, nn.BCEWithLogitsLoss(), (INPUTS, F.one_hot(CLASSES)), "floating-point"),
+    "a column of labels": (classifier, CROSS_ENTROPY, (INPUTS, CLASSES[:, None]), "`labels.squeeze(1)` of a column"),
+    "one-hot labels": (classifier, CROSS_ENTROPY, (INPUTS, F.one_hot(CLASSES)), "`labels.argmax(1)` of one-hot rows"),
+    "no column for BCE": (classifier, nn.BCEWithLogitsLoss(), DATA, "`targets.float().unsqueeze(1)`"),
+    "scores for BCELoss": (classifier, nn.BCELoss(), (INPUTS, F.one_hot(CLASSES).float()), "`nn.BCEWithLogitsLoss()`"),
+    "bytes for a linear layer": (classifier, CROSS_ENTROPY, (INPUTS.byte(), CLASSES), "with `.float()`, pictures"),
+    "bytes for a convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
+        CROSS_ENTROPY,
+        (torch.ones(4, 1, 3, 3).byte(), CLASSES[:4]),
+        "pictures with `.float() / 255`",
+    ),
     "float64 of NumPy": (classifier, CROSS_ENTROPY, (INPUTS.numpy().astype("float64"), CLASSES), "float64"),
     "float64 images": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),

@@ -93,8 +93,9 @@ class MetricsCallback(TrainerCallback):
         predictions: how predictions come out of the model's outputs. None: the outputs, or the entry "logits" of a
             dict. ``"argmax"``: of the same, the index of the highest score in the last dimension. Any other string: the
             entry of that name. A function: what it returns for the outputs of a batch, on the device.
-        targets: how targets come out of a batch. None: its second item, or the entry "labels" of a dict. A string: the
-            entry of that name. A function: what it returns for the batch.
+        targets: how targets come out of a batch. None: its second item, or the entry "labels" of a dict; for names, of
+            the batch that a hook has passed on to the default one. A string: the entry of that name. A function: what
+            it returns for the batch.
         task: for names: "binary", "multiclass", "labels" or "regression".
         classes_dim: the dimension of the outputs that has the classes, or the labels.
         ignore_index: the target that does not count; None: the loss function's, or -100.
@@ -167,6 +168,8 @@ class MetricsCallback(TrainerCallback):
         """
         # Metrics by name take the scores, and find the classes themselves.
         choice = None if self._names and self.predictions == "argmax" else self.predictions
+        if self._names and self.targets is None:
+            batch = batch_output.get("batch", batch)  # a hook may have mixed rows, or left some out
         return _predictions_of(batch_output["model_outputs"], choice), _targets_of(batch, self.targets)
 
     @property
@@ -274,6 +277,8 @@ class MetricsCallback(TrainerCallback):
         pair = (predictions, targets)
         if self._names and self._predicts_next(trainer.model, trainer.loss_func, *pair):
             pair = (predictions[:, :-1], targets[:, 1:])
+        if self._names:
+            _refuse_other_rows(*pair)
         if self._names and self._task is None:
             loss_func = None if self._chooses or callable(self.predictions) else trainer.loss_func  # it gets others
             numbers = self._names[0] in NUMBER_NAMES
@@ -533,6 +538,15 @@ def _refuse_broadcast(predictions: Any, targets: Any) -> None:
         raise HookOutputError(
             f"MetricsCallback has predictions of shape {shapes[0]} and targets of shape {shapes[1]}, so `==` would "
             "compare each with each. Give them one shape: predictions=lambda outputs: outputs.squeeze(-1) > 0."
+        )
+
+
+def _refuse_other_rows(outputs: Any, targets: Any) -> None:
+    shapes = [each.shape for each in (outputs, targets) if isinstance(each, torch.Tensor) and each.ndim]
+    if len(shapes) == 2 and shapes[0][0] != shapes[1][0] and shapes[0].numel() != shapes[1].numel():
+        raise HookOutputError(
+            f"A batch has {shapes[0][0]} rows of outputs and {shapes[1][0]} of targets, which metrics cannot compare. "
+            "If a hook leaves rows out, let it return the batch that it has used as 'batch'."
         )
 
 

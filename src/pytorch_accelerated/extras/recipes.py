@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from pytorch_accelerated.callbacks import DEFAULT_CALLBACKS, UnfreezeCallback
 from pytorch_accelerated.data import as_array_dataset
-from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
 from pytorch_accelerated.extras.optimizers import head_of, param_groups
 from pytorch_accelerated.facts.trees import merged
 from pytorch_accelerated.ranks import listed
@@ -94,6 +94,8 @@ def cross_validate(
             f"All folds would resume from {str(resume_from)!r}, and know the rows that they hold out. Give each fold a "
             'folder of its own: save to f"states/{fold}" in `make_trainer`, and pass resume_from="states/{fold}".'
         )
+    if not isinstance(splits, Iterable):
+        raise ArgumentTypeError(f"`splits` is {splits!r}: pass what a splitter returns, `KFold(5).split(inputs)`.")
     arrays = as_array_dataset(dataset)
     rows = dataset if arrays is None else arrays
     folds = [(np.asarray(train).tolist(), np.asarray(held_out).tolist()) for train, held_out in splits]

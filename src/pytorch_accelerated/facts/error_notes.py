@@ -38,8 +38,16 @@ _CAUSES = {
     "that are class numbers must be int64: `labels.long()`.",
     r"can't be cast to the desired output type Long|Found dtype (Long|Int|Byte|Bool) but expected": "This loss needs "
     "floating-point targets: `targets.float()`.",
+    r"multi-target not supported|Expected floating point type for target with class prob": "Class numbers are one for "
+    "each row: `labels.squeeze(1)` of a column, `labels.argmax(1)` of one-hot rows.",
+    r"Target size .* must be the same as input size": "The targets need the shape of the scores: "
+    "`targets.float().unsqueeze(1)` makes a column, as a layer with one output does.",
+    r"all elements of input should be between 0 and 1": "This loss takes probabilities: for the scores of a linear "
+    "layer, use `nn.BCEWithLogitsLoss()`.",
     r"[Dd]ouble|torch\.float64": "A tensor is float64, NumPy's default, and the model is not: convert it in the "
     "dataset, with `.float()` or `astype('float32')`.",
+    r"same dtype, but got (Byte|Char|Short|Int|Long)|Input type \((unsigned )?(char|int|long|short)": "The inputs are "
+    "whole numbers: convert them in the dataset, with `.float()`, pictures with `.float() / 255`.",
     r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is not a tensor, "
     "because its rows are text or other objects: turn them into numbers in the dataset; "
     "`np.unique(labels, return_inverse=True)[1]` makes class numbers of texts.",

@@ -167,7 +167,8 @@ class CallbackHandler(EventHandler):
         key = key_of_state(callback)
         if key in map(key_of_state, self._callbacks):
             raise DuplicateCallbackError(
-                f"There is already a callback with the state key {key!r}. Give each its own `state_key`."
+                f"There is already a callback with the state key {key!r}. Join the two into one, or give each its own "
+                "`state_key`, in a subclass."
             )
         for name, hint in self._unknown_events(callback):
             warnings.warn(

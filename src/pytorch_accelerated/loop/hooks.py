@@ -223,8 +223,9 @@ class TrainerHooks:
 
         Returns:
             A dict with `loss` (the mean over the batch, a 0-dim tensor), `model_outputs` and `batch_size`; optionally
-                `num_items_in_batch`, if the mean is not taken over samples (then for every batch); and anything else
-                that callbacks should see.
+                `num_items_in_batch`, if the mean is not taken over samples (then for every batch); `batch`, if the loss
+                was computed from another one, as with mixup, for metrics by name; and anything else that callbacks
+                should see.
         """
         hook = "calculate_train_batch_loss"
         if hook in self._counters:
@@ -288,7 +289,8 @@ class TrainerHooks:
         output = batch_loss(self.model, self.loss_func, batch, rows_left(batch, self._batch_samples), hook=hook)
         counter = self._counters[hook]
         items = None if counter is None else counter.count(batch, self._batch_samples)
-        return output if items is None else {**output, "num_items_in_batch": items}
+        counts = {} if items is None else {"num_items_in_batch": items}
+        return {**output, **counts, "batch": batch}
 
     def eval_epoch_end(self) -> None:
         """An evaluation has ended; its loss is recorded next."""
