@@ -16,7 +16,7 @@ from tests.support.processes import REPOSITORY
 from tests.support.tool import run_tool
 
 # Objects with keys of their own, or of a class that the reference describes.
-FREE = {"facts", "runs[].error", "settings", "gradient_norms", "parted[].contents"}
+FREE = {"facts", "runs[].error", "runs[].branch", "settings", "gradient_norms", "parted[].contents", "changed"}
 SCRIPT = """
 import torch
 from torch import nn
@@ -74,6 +74,8 @@ def places(tmp_path: Path) -> dict[str, list[object]]:
     again, again_b = f"{script}:make_run(rate=0.1)", f"{script}:make_run(rate=0.2)"
     commands["diff"] = [tmp_path / "one", tmp_path / "other", "--run", again, "--run-b", again_b]
     commands["replay"] = [tmp_path / "one", 4, "--run", again]
+    branched = f"{script}:make_run({str(tmp_path / 'branch')!r}, 0.2)"
+    commands["branch"] = [tmp_path / "one", 4, tmp_path / "branch", "--run", again, "--run-b", branched]
     commands["prove"] = ["--run", again, "--updates", 2]
     commands["runs"] = [tmp_path]
     commands["compare"] = [tmp_path / "a", tmp_path / "b", "--seeds", "--output", tmp_path / "page.html"]
@@ -82,7 +84,7 @@ def places(tmp_path: Path) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize(
     "command",
-    [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay"]
+    [*(f"checkpoints {name}" for name in STATES), "runs", "compare", "diff", "replay", "branch"]
     + [pytest.param("prove", marks=in_release)],  # which starts processes
 )
 def test_the_page_has_every_key_that_a_command_prints(command: str, places: Any, capsys: pytest.CaptureFixture[str]):

@@ -96,6 +96,7 @@ def name_of(page: Path) -> str:
 # Each takes up to half a minute, and what they show has tests of its own.
 LONG = (
     "how_to/another_curve.md",
+    "how_to/branch.md",
     "how_to/images.md",
     "how_to/object_detection.md",
     "how_to/programs.md",

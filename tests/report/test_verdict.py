@@ -18,7 +18,7 @@ from pytorch_accelerated.callbacks import (
     ResultCallback,
     SaveTrainingStateCallback,
 )
-from pytorch_accelerated.extras.commands.runs import judge, pairs_needed
+from pytorch_accelerated.extras.commands.runs import batch_means, judge, pairs_needed
 from pytorch_accelerated.extras.report.contents import RunContents, write_page
 from pytorch_accelerated.extras.report.reading import read_run
 from pytorch_accelerated.tracking import InMemoryRunHistory
@@ -415,3 +415,31 @@ def test_results_are_paired_and_drawn_like_pages(tmp_path: Path, asked: Any):
     found = asked("compare", tmp_path / "a", tmp_path / "b", "--seeds", "--output", output)
     assert (found["outcome"], len(found["pairs"]), found["output"]) == ("better", 4, str(output))
     assert output.is_file()
+
+
+def test_the_interval_of_batch_means_is_that_of_a_test_on_ten_stretches():
+    values = np.random.default_rng(0).normal(0.1, 1.0, 237).cumsum()
+    mean, margin = batch_means(values.tolist())
+    stretches = values[7:].reshape(10, 23).mean(1)
+    test = stats.ttest_1samp(stretches, 0.0)
+    low, high = test.confidence_interval(0.95)
+    assert mean == pytest.approx(stretches.mean(), rel=1e-12)
+    assert margin == pytest.approx((high - low) / 2, rel=1e-9)
+    assert batch_means([1.0] * 19) == (1.0, None)
+    assert math.isnan(batch_means([])[0])
+
+
+def test_the_interval_covers_the_mean_of_differences_of_which_neighbours_are_alike():
+    generator, naive, honest = np.random.default_rng(1), 0, 0
+    for _ in range(200):
+        noise = generator.normal(size=1100)
+        series = [0.0]
+        for each in noise:
+            series.append(0.8 * series[-1] + each)
+        values = series[101:]
+        mean, margin = batch_means(values)
+        assert margin is not None
+        honest += abs(mean) <= margin
+        naive += abs(mean) <= 1.96 * float(np.std(values)) / math.sqrt(len(values))
+    assert honest >= 180  # 95 % of 200 are 190
+    assert naive <= 120

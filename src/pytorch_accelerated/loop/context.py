@@ -49,6 +49,7 @@ class Asked:
         resumed_from: the training state that the run was resumed from, if any.
         plan: what determines the rows of the updates of the last training run; None before one.
         left_out: the training data that the run leaves out, each a `LeftOut`.
+        branch_of: where the run left another one, and where that one did: what `Trainer.branch` wrote to the state.
         count_items: the user's `count_batch_items`, if there is one.
     """
 
@@ -61,6 +62,7 @@ class Asked:
     resumed_from: Path | None = None
     plan: RunPlan | None = None
     left_out: tuple[Any, ...] = ()
+    branch_of: tuple[Any, ...] = ()
     count_items: Callable[[Any], int | None] | None = None
 
 

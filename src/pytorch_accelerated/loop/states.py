@@ -188,6 +188,7 @@ class States:
             self._saved_data = saved_data(self._facts)
         with explained_loading("What the run leaves out", state):
             self.asked.left_out = tuple(LeftOut(**entry) for entry in self._facts.get("left_out", ()))
+            self.asked.branch_of = tuple(self._facts.get("branch_of", ()))
         self.choose_seed(self._facts)
 
     def choose_seed(self, facts: Mapping[str, Any] | None = None) -> None:

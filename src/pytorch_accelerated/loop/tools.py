@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytorch_accelerated.extras.looking import LearningRateTest, PreflightReport, Shown, TrainingSummary
     from pytorch_accelerated.extras.proving import Proof, Replay
     from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.record.history import RunHistory
 
 
 class TrainerTools(TrainerHooks):
@@ -293,6 +294,53 @@ class TrainerTools(TrainerHooks):
 
         trainer = self._refuse_within_a_run("replay", "Call it when the run is over.")
         return replay(trainer, states, update, debug, train_arguments)
+
+    def branch(
+        self,
+        states: str | Path,
+        update: int,
+        into: str | Path,
+        *,
+        trunk: str | Callable[[], tuple[Any, Mapping[str, Any]]],
+        **train_arguments: Any,
+    ) -> RunHistory:
+        """Train this run as a branch of another one: with its past up to an update, and what differs from there on.
+
+        Weights, moments of the optimizer, history, order of rows and randomness are those of the trunk after the
+        update, to the bit. Whatever this trainer and its arguments have otherwise than the trunk counts from the next
+        update on: loss, model settings such as dropout, callbacks, clipping, `leave_out`, evaluation sets, settings of
+        the optimizer, and the schedule, which stands where it would if the run had had it from the start. Without a
+        difference, the run is the trunk's to the bit.
+
+        The first state of the branch, ``branch_<update>`` in `into`, has the files of the trunk's state as hard links,
+        so it takes no space, and stays if the trunk deletes its own. If the trunk has no state after that very update,
+        it is trained there again from the nearest one before. All states of the branch say where it comes from. The
+        same call continues a branch that was killed. Must be called by all ranks.
+
+        Callbacks keep what they know, but not their files: the best model so far stays with the trunk, and the search
+        for it starts again.
+
+        Args:
+            states: the folder of the training states of the trunk.
+            update: the last one that both have in common, from 1.
+            into: the folder of the branch. A `SaveTrainingStateCallback` of this trainer must save there.
+            trunk: returns a new trainer and the arguments of `train` of the trunk, as its script makes them; or the
+                place of such a function, such as ``"train.py:make_run"``.
+            train_arguments: the arguments of `train` for this run.
+
+        Returns:
+            The history of the run, from the beginning of the trunk.
+
+        Raises:
+            ConfigurationError: if the trunk does not have that update, or what was changed would leave the runs
+                without rows and randomness in common: the seed, or the number of rows of an update.
+            InvalidCheckpointError: if the state of the trunk is damaged.
+            Any error of `train`.
+        """
+        from pytorch_accelerated.extras.proving.branch import branch
+
+        trainer = self._refuse_within_a_run("branch", "Call it when the run is over, or use another trainer.")
+        return branch(trainer, states, update, into, trunk, train_arguments)
 
     def prove(
         self,

@@ -11,6 +11,7 @@ of one folder.
 """
 
 from pytorch_accelerated.states import disk, layout, publish, verify
+from pytorch_accelerated.states.codec import Encoded, chunks, dump_json, encode
 from pytorch_accelerated.states.layout import (
     MANIFEST_NAME,
     STATE_NAME,
@@ -32,14 +33,18 @@ from pytorch_accelerated.states.verify import list_named_states, list_states, lo
 from pytorch_accelerated.states.weights import canonical_state_dict
 
 __all__ = [
+    "Encoded",
     "FolderLock",
     "MANIFEST_NAME",
     "Manifest",
     "Retention",
     "STATE_NAME",
     "canonical_state_dict",
+    "chunks",
     "disk",
+    "dump_json",
     "dump_manifest",
+    "encode",
     "explained",
     "identity_of",
     "judged_states",

@@ -188,6 +188,8 @@ def _facts_of(parts: Parts, asked: Asked, position: RunState) -> dict[str, Any]:
         facts |= {"lanes": asked.given.lanes, "threads": torch.get_num_threads()}
     if asked.left_out:
         facts["left_out"] = [dataclasses.asdict(each) for each in asked.left_out]
+    if asked.branch_of:
+        facts["branch_of"] = list(asked.branch_of)
     return facts
 
 

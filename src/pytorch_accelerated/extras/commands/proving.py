@@ -1,4 +1,4 @@
-"""The commands ``diff``, ``replay`` and ``prove``, which train again what the script makes, and ``eject``."""
+"""The commands ``diff``, ``replay``, ``branch`` and ``prove``, which train what the script makes, and ``eject``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from pytorch_accelerated.extras import proving
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
-from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, make_run
+from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, NOT_TAKEN_BY_BRANCH, make_run
+from pytorch_accelerated.states import read_manifest
 
 
 def add_to(topics: Any) -> None:
@@ -28,6 +29,13 @@ def add_to(topics: Any) -> None:
     command.add_argument("update", type=int, metavar="UPDATE", help="the number of the update, from 1")
     command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
     command.add_argument("--debug", action="store_true", help="stop in the debugger before its forward pass")
+    help = "train a run as a branch of another one: with its past up to an update, and a change from there on"
+    command = add_command(topics, "branch", _branch, help)
+    command.add_argument("states", type=Path, metavar="STATES", help="the folder of the training states of the trunk")
+    command.add_argument("update", type=int, metavar="UPDATE", help="the last update that both have in common")
+    command.add_argument("into", type=Path, metavar="INTO", help="the folder of the branch, where its run must save")
+    command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=f"the trunk; {HELP}")
+    command.add_argument("--run-b", dest="place_b", required=True, metavar="PLACE", help="the same for the branch")
     help = "prove that a run gives the same numbers when it is repeated or resumed"
     command = add_command(topics, "prove", _prove, help)
     command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
@@ -47,6 +55,13 @@ def _diff(options: argparse.Namespace) -> Outcome:
 def _replay(options: argparse.Namespace) -> Outcome:
     trainer, arguments = make_run(options.place, without=NOT_TAKEN)
     return _shown(trainer.replay(options.states, options.update, debug=options.debug, **arguments))
+
+
+def _branch(options: argparse.Namespace) -> Outcome:
+    trainer, arguments = make_run(options.place_b, without=NOT_TAKEN_BY_BRANCH)
+    history = trainer.branch(options.states, options.update, options.into, trunk=options.place, **arguments)
+    facts = read_manifest(options.into / f"branch_{options.update}").facts["branch_of"][-1]
+    return Outcome({**facts, "into": options.into, "updates": history.updates_done})
 
 
 def _prove(options: argparse.Namespace) -> Outcome:

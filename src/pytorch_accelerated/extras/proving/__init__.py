@@ -1,5 +1,6 @@
 """What `Trainer.replay` and `Trainer.prove` return, and what two runs are compared by."""
 
+from pytorch_accelerated.extras.proving.branch import NOT_TAKEN_BY_BRANCH
 from pytorch_accelerated.extras.proving.diff import PartDifference, RecordDifference, RunDifference, diff
 from pytorch_accelerated.extras.proving.factory import HELP, make_run
 from pytorch_accelerated.extras.proving.prove import Check, Proof
@@ -10,6 +11,7 @@ from pytorch_accelerated.extras.proving.trace import Parting, UpdateTrace
 __all__ = [
     "HELP",
     "NOT_TAKEN",
+    "NOT_TAKEN_BY_BRANCH",
     "make_run",
     "Check",
     "PartDifference",

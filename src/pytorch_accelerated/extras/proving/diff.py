@@ -155,7 +155,7 @@ class RunDifference:
 
     def __repr__(self) -> str:
         lines = [self._verdict(), f"  A  {self.a}", f"  B  {self.b}"]
-        rows = [(f"    {name}", *_short_pair(*pair)) for name, pair in self.settings.items()]
+        rows = [(f"    {name}", *short_pair(*pair)) for name, pair in self.settings.items()]
         lines += ["  Settings that differ:", *aligned(rows)] if rows else []
         for title, first in (("step record", self.step), ("metric", self.metric)):
             if first is not None:
@@ -246,6 +246,7 @@ class _Run:
 
     Attributes:
         states: its training states by their position, in order.
+        begin: the position of the state with which it begins, if it is a branch: before it, it was another run.
         updates: how far it was saved.
         records: values of the step records and metrics.
         settings: what the run was given, in groups, which are empty if they are unknown.
@@ -264,6 +265,8 @@ class _Run:
         saved = states[found[0]]
         by_position = {tuple(facts.get(name, 0) for name in _POSITION): folder for folder, facts in saved}
         self.states: dict[Position, Path] = dict(sorted(by_position.items()))
+        begins = {folder for folder, facts in saved if _begins_branch(facts)}
+        self.begin = next((position for position, folder in self.states.items() if folder in begins), None)
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
         self.records = _records_of(read_run_history(newest))
@@ -349,6 +352,7 @@ def _by_name(tree: Any) -> dict[str, Any]:
 def _differences(a: Path, b: Path) -> Iterator[PartDifference]:
     """What differs between two training states. Nothing is read of parts whose files have the same checksums."""
     manifests = read_manifest(a), read_manifest(b)
+    begins_branch = any(_begins_branch(manifest.facts) for manifest in manifests)
     entries, others = ({(entry.name, entry.sha256) for entry in manifest.files} for manifest in manifests)
     changed = {name.partition(".")[0] for name, _ in entries ^ others}
     names = [name for name in part_names(manifests[0]) if name in part_names(manifests[1]) and name != "optimizer"]
@@ -359,10 +363,17 @@ def _differences(a: Path, b: Path) -> Iterator[PartDifference]:
     for name in chosen:
         one, other = _compared(name, parts[name]), _compared(name, parts_of_other[name])
         paths = [path for path in {**one, **other} if name != "callbacks" or (path in one and path in other)]
+        if begins_branch:  # whose settings count from the next update on
+            paths = [path for path in paths if name != "scheduler" and "param_groups" not in path]
         pairs = {path: (one.get(path), other.get(path)) for path in paths}
         differing = {path: pair for path, pair in pairs.items() if digest(pair[0]) != digest(pair[1])}
         if differing:
             yield PartDifference(name, list(differing), len(pairs), max(map(_distance, differing.values())))
+
+
+def _begins_branch(facts: Mapping[str, Any]) -> bool:
+    """Whether the facts are those of a state with which `Trainer.branch` has begun a run."""
+    return [each["update"] for each in facts.get("branch_of", ())][-1:] == [facts["updates"]]
 
 
 def _read(folder: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -392,6 +403,8 @@ def _distance(pair: tuple[Any, Any]) -> float:
 
 def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tuple[dict[int, UpdateTrace], bool]:
     """The updates of a run that is trained again, to the one after `last`, and whether `last` gave what is on disk."""
+    if side.begin is not None and side.begin[0] <= last:
+        start = max(start or side.begin, side.begin)
     trace = Trace()
     with kept() as before:
         before.generators()  # so that the other run is made as this one is
@@ -414,7 +427,7 @@ def _weights_in(folder: Path) -> dict[str, torch.Tensor]:
     return named_weights(next(iter(parts.values()), {}), held)
 
 
-def _short_pair(a: Any, b: Any) -> list[str]:
+def short_pair(a: Any, b: Any) -> list[str]:
     """Two values as short texts, each from a little before the first difference."""
     texts = [str(a), str(b)]
     start = max(0, len(os.path.commonprefix(texts)) - _MOST_CHARACTERS // 2)

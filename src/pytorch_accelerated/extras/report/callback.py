@@ -24,6 +24,7 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.extras.report.contents import (
     RunContents,
+    branch_facts,
     environment_facts,
     model_facts,
     plain_notes,
@@ -326,6 +327,7 @@ class ReportCallback(TrainerCallback):
         if self._ranks.is_first:
             parts = trainer.model, trainer.optimizer, trainer.scheduler, trainer.loss_func
             self._contents.model = model_facts(*parts)
+            self._contents.branch = branch_facts(trainer.run_context.asked.branch_of)
             self._contents.environment = environment_facts(self._ranks.device, self._ranks.count)
             config = self._contents.config = trainer.run_config.to_dict()
             if trainer.run_context.asked.given.seed is None:  # not what somebody chose, so not what runs differ in

@@ -59,6 +59,7 @@ class RunContents:
         model: facts about the model and what trains it.
         config: the run config.
         environment: versions, device, command line.
+        branch: where it left another run: `trunk`, `after_update`, and what was changed there, by name.
         notes: the user's own facts.
         metrics: for each metric `name`, `role`, `quantity` and the lists `epoch`, `update` and `value`.
         steps: the step records, one list for each field; `learning_rates` has one list for each group, `ranks` one for
@@ -77,6 +78,7 @@ class RunContents:
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    branch: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     steps: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -169,6 +171,15 @@ def _best_values(
     for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:
         each["is_main"] = True
     return best
+
+
+def branch_facts(branch_of: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a page says about a branch, from what its states say; empty for another run."""
+    if not branch_of:
+        return {}
+    origin = branch_of[-1]
+    changed = {name: f"{old} -> {new}" for name, (old, new) in origin["changed"].items()}
+    return {"trunk": origin["trunk"], "after_update": origin["update"], **changed}
 
 
 def json_value(value: Any) -> Any:

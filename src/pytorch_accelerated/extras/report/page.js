@@ -615,7 +615,7 @@ function single(run) {
     ...times(run),
     ...ranks(run),
     ...events(run),
-    ...section("What ran", h("div", { class: "two" }, [facts("Model", run.model), facts("Environment", run.environment), facts("Configuration", run.config), facts("Given by the user", run.notes)].filter(Boolean))));
+    ...section("What ran", h("div", { class: "two" }, [facts("Branch", run.branch), facts("Model", run.model), facts("Environment", run.environment), facts("Configuration", run.config), facts("Given by the user", run.notes)].filter(Boolean))));
 }
 
 /** What the runs record of themselves, apart from what nobody chose: {name, cells, differs}. */
@@ -625,7 +625,7 @@ function settingsOfRuns() {
   const isKnownToAll = (name) => environments.every((values) => name in values);
   const flat = (run) => {
     const all = new Map();
-    for (const part of ["notes", "model", "config", "environment"]) {
+    for (const part of ["branch", "notes", "model", "config", "environment"]) {
       for (const [name, value] of Object.entries(run[part] || {})) {
         if (name === "derived_seed" || (part === "environment" && !isKnownToAll(name))) continue;
         if (value !== null && typeof value === "object" && !Array.isArray(value)) {

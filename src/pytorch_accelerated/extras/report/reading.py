@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
-from pytorch_accelerated.extras.report.contents import RunContents, data_in, write_page
+from pytorch_accelerated.extras.report.contents import RunContents, branch_facts, data_in, write_page
 from pytorch_accelerated.extras.report.result import FORMAT, why_lost
+from pytorch_accelerated.states import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 
@@ -137,10 +138,15 @@ def _of_states(path: Path, result: Path | None) -> RunContents:
     for place in [path, *(each for each in inside if each.is_dir() and not (each / RESULT_FILE).exists())]:
         with contextlib.suppress(FileNotFoundError):  # next to a result, a missing state isn't a mistake
             contents.read_history(read_run_history(place))
+            contents.branch = branch_facts(_newest_facts(place).get("branch_of", ()))
             return contents
     if result is None:
         raise RunFileError("the folder has no run in it")
     return contents
+
+
+def _newest_facts(place: Path) -> dict[str, Any]:
+    return (read_manifest(place) if looks_like_state(place) else list_states(place)[-1][1]).facts
 
 
 def _add_result(contents: RunContents, result: Mapping[str, Any]) -> None:

@@ -1,0 +1,304 @@
+"""Makes a run that has the past of another one, its trunk, up to an update, and continues from there with a change.
+
+The branch begins with the state of the trunk after that update: its files are hard links, so they take no space, and
+stay when the trunk deletes its own. Rows and masks are functions of seed, epoch and position, so both have them in
+common, and differ by the change only.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
+from pytorch_accelerated.extras.looking.rehearsal import refuse
+from pytorch_accelerated.extras.proving.diff import short_pair
+from pytorch_accelerated.extras.proving.factory import make_run
+from pytorch_accelerated.extras.proving.rewind import nearest_state, refuse_shorter, states_in, trained_again
+from pytorch_accelerated.extras.proving.trace import digest
+from pytorch_accelerated.ranks import kept
+from pytorch_accelerated.schedulers import StatefulSchedulerBase
+from pytorch_accelerated.states import Encoded, chunks, disk, dump_json, encode, publish, read_state, verify
+from pytorch_accelerated.states.layout import Manifest, hidden_sibling
+
+if TYPE_CHECKING:
+    from pytorch_accelerated.loop.callback import Trainer
+    from pytorch_accelerated.tracking import RunHistory
+
+MakeRun = Callable[[], "tuple[Trainer, Mapping[str, Any]]"]
+NOT_TAKEN_BY_BRANCH = ("resume_from", "must_resume", "reset_run_history")
+
+
+def branch(
+    trainer: Trainer,
+    states: str | Path,
+    update: int,
+    into: str | Path,
+    trunk: str | MakeRun,
+    given: Mapping[str, Any],
+) -> RunHistory:
+    """The branch of `Trainer.branch`. Must be called by all ranks."""
+    refuse(given, NOT_TAKEN_BY_BRANCH, by="branch")
+    states, into, ranks = disk.resolved(states), disk.resolved(into), trainer.run_context.parts.ranks
+    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
+        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
+    _refuse_other_folders(trainer, into)
+    if not ranks.do_on_first(lambda: _is_continued(states, update, into)):
+        with kept() as before:
+            before.generators()  # so that the trunk is made as this run was
+            made, arguments = make_run(trunk) if isinstance(trunk, str) else trunk()
+        _begin(trainer, given, made, arguments, states, update, into)
+    return trainer.train(**{**given, "resume_from": into, "must_resume": True})
+
+
+def _refuse_other_folders(trainer: Trainer, into: Path) -> None:
+    savers = [each for each in trainer.callback_handler if isinstance(each, SaveTrainingStateCallback)]
+    elsewhere = [str(each.save_dir) for each in savers if disk.resolved(each.folder) != into]
+    if elsewhere:
+        raise ConfigurationError(
+            f"The trainer saves its states to {elsewhere[0]}, but a branch is resumed from its own folder, and must "
+            f"not replace states of its trunk. Make the trainer with `SaveTrainingStateCallback({str(into)!r})`."
+        )
+
+
+def _is_continued(states: Path, update: int, into: Path) -> bool:
+    """Whether `into` has this branch already: a command that is killed is given again as it stands."""
+    found = states_in(into) if into.is_dir() else []
+    origins = [(each["trunk"], each["update"]) for _, facts in found for each in facts.get("branch_of", [])[-1:]]
+    if len(origins) < len(found) or any(each != (str(states), update) for each in origins):
+        raise ConfigurationError(
+            f"{into} has states of another run, not only of a branch of {states} after update {update}. Give the "
+            "branch a folder of its own."
+        )
+    return bool(found)
+
+
+def _begin(trainer: Trainer, given: Any, trunk: Trainer, arguments: Any, states: Path, update: int, into: Path) -> None:
+    """Write the first state of a branch. Must be called by all ranks."""
+    ranks, final = trainer.run_context.parts.ranks, into / f"branch_{update}"
+    if trainer.run_context.asked.number:
+        raise ConfigurationError(
+            "This trainer has trained, so its settings may not be those that it was made with. Make it again."
+        )
+    writing = _told_apart_by_path(trunk), _told_apart_by_path(trainer)
+    shared = {each.state_key for each in writing[0]}
+    if twice := [each.state_key for each in writing[1] if each.state_key in shared]:
+        raise ConfigurationError(
+            f"{twice[0]} of the trunk writes there, too. Give the callback of the branch another path."
+        )
+    source = nearest_state(trunk, states, update + 1)
+    # A save in the same place deletes the hidden folder of a process that has died.
+    scratch = Path(ranks.from_first(str(hidden_sibling(final, "partial"))))
+    try:
+        if source is None or verify.read_manifest(source).facts["updates"] < update:
+            source = _saved_at(update, scratch / "state", trunk, arguments, source)
+        manifest = ranks.do_on_first(lambda: verify.verify(source))
+        position = ranks.do_on_first(lambda: read_state(source, ["run"])[1]["run"]["run_state"])
+        before, after = [_found_at_start(*run, position) for run in ((trunk, arguments), (trainer, given))]
+        _refuse_other_rows(trainer, manifest.facts["seed"], before, after)
+        names = {**before.words, **after.words}
+        texts = {name: (before.words.get(name, "none"), after.words.get(name, "none")) for name in names}
+        changed = {name: short_pair(*pair) for name, pair in texts.items() if pair[0] != pair[1]}
+        origin = {"trunk": str(states), "update": update, "changed": changed}
+        facts = {**manifest.facts, "branch_of": [*manifest.facts.get("branch_of", []), origin]}
+
+        def write() -> None:
+            parts = _with_settings(source, before, after) | _with_other_keys(source, *writing)
+            _publish(source, final, dataclasses.replace(manifest, facts=facts), parts)
+
+        ranks.do_on_first(write)
+    finally:
+        ranks.do_on_first(lambda: shutil.rmtree(scratch, ignore_errors=True))
+    trainer.print(f"Branch of {states} after update {update}. Changed from here on:{'' if changed else ' nothing'}")
+    for name, (old, new) in changed.items():
+        trainer.print(f"  {name}: {old} -> {new}")
+
+
+def _told_apart_by_path(trainer: Trainer) -> list[Any]:
+    return [each for each in trainer.callback_handler if each.is_told_apart_by_path]
+
+
+class _Save(TrainerCallback):
+    """Saves the state after an update."""
+
+    def __init__(self, update: int, folder: Path) -> None:
+        self._update, self._folder = update, folder
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates == self._update:
+            trainer.save_training_state(self._folder)
+
+
+def _saved_at(update: int, folder: Path, trunk: Trainer, arguments: Any, source: Path | None) -> Path:
+    """A state of the trunk after an update after which it saved none.
+
+    Callbacks with a state, such as an average of weights, take part, and write next to it.
+    """
+    left_out = [each for each in _told_apart_by_path(trunk) if hasattr(each, "load_state_dict")]
+    left_out = [each for each in left_out if not each.takes_part_in_preflight]
+    for number, each in enumerate(left_out):
+        name = next(name for name in ("save_path", "save_dir", "path") if hasattr(each, name))
+        setattr(each, name, folder.parent / str(number) / Path(getattr(each, name)).name)
+    with trained_again(
+        trunk, arguments, source, *left_out, _Save(update, folder), until=update, rolls_back=bool(source)
+    ):
+        refuse_shorter(trunk, update)
+    return folder
+
+
+class _AtStart(TrainerCallback):
+    """Sees the settings that a run would have after some updates if nothing but its schedule changed them.
+
+    Attributes:
+        settings: of each group of the optimizer.
+        schedule: the kind and the state of the scheduler.
+        follows_metric: whether the schedule depends on a metric, so that its position isn't known.
+        rows: the number of rows of an update.
+        words: what the run was given, by name.
+    """
+
+    def __init__(self, position: Mapping[str, Any], by_epoch: bool) -> None:
+        self._epochs, self._steps = position["epochs"], position["updates"] - position["skipped_updates"]
+        self._by_epoch = by_epoch
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        config, scheduler, model = trainer.run_config.to_dict(), trainer.scheduler, trainer.get_model()
+        self.follows_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self.rows = config.pop("train_total_batch_size")
+        self._advance(trainer)
+        self.settings = []  # one of its own: the contents of earlier ones are put back
+        for group in trainer.run_context.parts.parameter_groups:
+            plain = {name: value for name, value in group.items() if name != "params" and not callable(value)}
+            self.settings.append(copy.deepcopy(plain))
+        self.schedule = copy.deepcopy((type(scheduler).__name__, scheduler and scheduler.state_dict()))
+        callbacks = [type(each).__name__ for each in trainer.callback_handler if each is not self]
+        words = {"loss_func": trainer.loss_func, "callbacks": callbacks, "schedule": trainer.create_scheduler_fn}
+        for path, each in model.named_modules():
+            words[f"model.{path}"] = f"{type(each).__name__}({each.extra_repr()})"
+        words |= {name: config[name] for name in config if name != "seed"}
+        for number, group in enumerate(self.settings):
+            words |= {f"{name} of group {number}": group[name] for name in group}
+        self.words = {name: re.sub(r" at 0x[0-9a-f]+", "", str(each)) for name, each in words.items()}
+        raise StopTrainingError("Its settings are known.")
+
+    def _advance(self, trainer: Trainer) -> None:
+        scheduler = trainer.scheduler
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)  # it misses the optimizer's steps
+            if hasattr(scheduler, "step_update") and not isinstance(scheduler, StatefulSchedulerBase):  # timm's
+                scheduler.step_update(num_updates=self._steps)
+                scheduler.step(self._epochs)
+                return
+            for _ in range(self._epochs if self._by_epoch else self._steps):
+                trainer.scheduler_step()
+
+
+def _found_at_start(trainer: Trainer, arguments: Mapping[str, Any], position: Mapping[str, Any]) -> _AtStart:
+    found = _AtStart(position, by_epoch=arguments.get("step_scheduler") == "epoch")
+    with trained_again(trainer, {**arguments, "leave_out": None}, None, found, until=1):
+        found.words["leave_out"] = str(arguments.get("leave_out"))
+        return copy.copy(found)  # afterwards it is as before, too
+
+
+def _refuse_other_rows(trainer: Trainer, seed: int, before: _AtStart, after: _AtStart) -> None:
+    """Refuse what would change more than was asked for: branch and trunk would have no rows and masks in common."""
+    given = trainer.run_context.asked.given.seed
+    if given not in (None, seed):
+        raise ConfigurationError(
+            f"The trunk has seed {seed}, this trainer {given}: with other rows and dropout masks, the runs would "
+            "differ by chance, and not by a change only. Give the trainer the seed of the trunk, or None."
+        )
+    if before.rows != after.rows:
+        raise ConfigurationError(
+            f"An update of the trunk has {before.rows} rows, one of this run {after.rows}: the same update would have "
+            "other rows in both. Keep batch size times accumulation, or train from the beginning."
+        )
+    if len(before.settings) != len(after.settings):
+        raise ConfigurationError(
+            f"The trunk's optimizer has {len(before.settings)} groups of parameters, this one {len(after.settings)}: "
+            "its state belongs to the groups. Make the same ones; their settings may differ."
+        )
+
+
+def _with_settings(source: Path, before: _AtStart, after: _AtStart) -> dict[str, Encoded]:
+    """The parts of a state with the settings of the branch, where they are not those that the trunk was given.
+
+    What the trunk has changed by itself, such as a rate that a callback has set, it has changed for the branch, too.
+    """
+    parts: dict[str, Encoded] = {}
+    pairs = enumerate(zip(before.settings, after.settings, strict=True))
+    changed = [(at, name, new[name]) for at, (old, new) in pairs for name in new if _differs(old.get(name), new[name])]
+    if changed:
+        structure = json.loads((source / "optimizer.json").read_bytes())
+        for at, name, value in changed:
+            encoded = encode(value, path=name)
+            if encoded.tensors:
+                raise ConfigurationError(
+                    f"{name} of the optimizer is a tensor, which can't be changed in a state. Set it in a callback, in "
+                    "`on_training_run_start`."
+                )
+            structure["param_groups"][at][name] = encoded.structure
+        parts["optimizer"] = Encoded(structure, {})
+    if _differs(before.schedule, after.schedule):
+        if before.follows_metric or after.follows_metric:
+            raise ConfigurationError(
+                "The schedule was changed, and a ReduceLROnPlateau follows a metric: where it would stand is not "
+                "known. Change the rate instead, or the attributes of `trainer.scheduler` in a callback."
+            )
+        parts["scheduler"] = encode(after.schedule[1], path="scheduler")
+    return parts
+
+
+def _with_other_keys(source: Path, old: list[Any], new: list[Any]) -> dict[str, Encoded]:
+    """The parts with states of callbacks, under the paths to which those of the branch write, in the same order."""
+    kinds = {type(each) for each in old}
+    alike = [([each.state_key for each in side if type(each) is kind] for side in (old, new)) for kind in kinds]
+    keys = dict(pair for sides in alike for pair in zip(*sides, strict=False))
+    parts = {}
+    for file in [source / "callbacks.json", *source.glob("rank_*.json")]:
+        structure = json.loads(file.read_bytes())
+        states = structure if file.stem == "callbacks" else structure.get("callbacks", {})
+        if any(states.get(key) for key in keys):
+            renamed = {keys.get(key, key): state for key, state in states.items()}
+            parts[file.stem] = Encoded(renamed if states is structure else {**structure, "callbacks": renamed}, {})
+    return parts
+
+
+def _differs(one: Any, other: Any) -> bool:
+    return digest([one]) != digest([other])
+
+
+def _publish(source: Path, final: Path, manifest: Manifest, changed: Mapping[str, Encoded]) -> None:
+    """Write a state that has the files of another one, except for what changed in it. For one rank."""
+    staged = publish.begin(final)
+    try:
+        files: dict[str, Any] = {f"{name}.json": [dump_json(part.structure)] for name, part in changed.items()}
+        files |= {f"{name}.safetensors": chunks(part.tensors) for name, part in changed.items() if name == "scheduler"}
+        for entry in manifest.files:
+            if entry.name not in files:
+                try:
+                    os.link(source / entry.name, staged.staging / entry.name)
+                except OSError:  # the disk has no links, or it is another disk
+                    files[entry.name] = _read(source / entry.name)
+        written = staged.write_files(files.items())
+        names = {each.name for each in written}
+        staged.commit(manifest.facts, [*(each for each in manifest.files if each.name not in names), *written])
+    except BaseException:
+        staged.abort()
+        raise
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from iter(lambda: file.read(1 << 22), b"")
