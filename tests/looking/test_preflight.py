@@ -114,3 +114,27 @@ def test_rows_that_training_and_evaluation_share_are_named(workers: int) -> None
         words = f"{len(rows)} of {compared[1]} evaluation rows are among {compared[0]} training rows"
         assert words in str(report)
     assert make_trainer().preflight(data, 1).shared is None
+
+
+CLASSES, BINARY = torch.arange(12) % 3, (torch.arange(12) % 2).float()[:, None]
+
+
+@pytest.mark.parametrize(
+    ("loss_func", "targets", "wrong", "right", "words"),
+    [
+        (nn.CrossEntropyLoss(), CLASSES, nn.Softmax(1), nn.Identity(), "leave out the softmax"),
+        (nn.BCEWithLogitsLoss(), BINARY, nn.Sigmoid(), nn.Identity(), "leave out a sigmoid"),
+        (nn.NLLLoss(), CLASSES, nn.Identity(), nn.LogSoftmax(1), "use CrossEntropyLoss for scores"),
+    ],
+)
+def test_outputs_that_the_loss_function_does_not_take_are_doubted(
+    loss_func: nn.Module, targets: torch.Tensor, wrong: nn.Module, right: nn.Module, words: str
+) -> None:
+    for end, expected in ((wrong, words), (right, "")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3 if targets is CLASSES else 1), end)
+        trainer = Trainer(model, loss_func, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+        report = trainer.preflight((torch.randn(12, 4), targets), 1)
+        assert expected in report.doubt
+        assert report.doubt in str(report)
+        assert bool(report.doubt) == bool(expected)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
 from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
 from pytorch_accelerated.data import SharedRows, find_shared_rows
@@ -117,6 +118,7 @@ class PreflightReport:
         left_out: the callbacks that would have printed or written something.
         batch: what the first training batch of this rank looks like.
         shared: the rows that training and evaluation share; None without an evaluation set, or for streams.
+        doubt: why the outputs of this batch look as if they were not what the loss function takes; empty if they don't.
     """
 
     metric_names: tuple[str, ...]
@@ -127,6 +129,7 @@ class PreflightReport:
     left_out: tuple[str, ...]
     batch: BatchFacts = BatchFacts(())
     shared: SharedRows | None = None
+    doubt: str = ""
 
     def __repr__(self) -> str:
         facts = {
@@ -139,6 +142,8 @@ class PreflightReport:
             number, (of_training, of_evaluation) = len(self.shared.rows), self.shared.compared
             facts["shared rows"] = f"{number} of {of_evaluation} evaluation rows are among {of_training} training rows"
             facts["shared rows"] += f": {format_numbers(self.shared.rows)}" if number else ""
+        if self.doubt:
+            facts["outputs"] = self.doubt
         lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
         batch = textwrap.indent(str(self.batch), "    ")
         remark = (
@@ -171,6 +176,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             # Going back to a training state would need callbacks that are left out.
             trainer.train(**{**arguments, "resume_from": None, "nonfinite_policy": None, "reset_run_history": True})
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
+            doubt = one_update.doubt
             loaders = trainer.run_context.parts.loaders
             shared = ranks.do_on_first(lambda: _shared(loaders.train, loaders.eval))
             save_run(trainer.run_context, scratch / "after", {})
@@ -197,6 +203,7 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         left_out=tuple(type(each).__name__ for each in callbacks if each not in rehearsed),
         batch=batch,
         shared=shared,
+        doubt=doubt,
     )
 
 
@@ -209,9 +216,11 @@ class _StopsAfterOneUpdate(TrainerCallback):
 
     Attributes:
         batch: what the batch of that update looks like.
+        doubt: why its outputs look as if they were not what the loss function takes.
     """
 
     batch = BatchFacts(())
+    doubt = ""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         run = trainer.run_context
@@ -219,9 +228,26 @@ class _StopsAfterOneUpdate(TrainerCallback):
             run.asked.settings, max_num_train_steps=1, max_samples=None, max_tokens=None
         )
 
-    def on_train_step_end(self, trainer: Trainer, *, batch: Any, **kwargs: Any) -> None:
+    def on_train_step_end(self, trainer: Trainer, *, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if not self.batch.entries:
             self.batch = facts_of(batch)
+            self.doubt = _doubt(trainer.loss_func, batch_output["model_outputs"])
+
+
+def _doubt(loss_func: Any, outputs: Any) -> str:
+    if not isinstance(outputs, torch.Tensor) or not outputs.is_floating_point() or not outputs.numel():
+        return ""
+    low, high = (float(each) for each in outputs.detach().aminmax())
+    is_share = 0 <= low <= high <= 1
+    if isinstance(loss_func, nn.CrossEntropyLoss) and outputs.ndim > 1 and is_share:
+        sums = outputs.detach().float().sum(1)
+        if torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
+            return "add up to 1, and CrossEntropyLoss takes scores: leave out the softmax at the end of the model"
+    if isinstance(loss_func, nn.BCEWithLogitsLoss) and is_share:
+        return "are all in [0, 1], and BCEWithLogitsLoss takes scores: leave out a sigmoid at the end of the model"
+    if isinstance(loss_func, nn.NLLLoss) and high > 0:
+        return "are above 0, and NLLLoss takes logarithms of probabilities: use CrossEntropyLoss for scores"
+    return ""
 
 
 def _check_watched_metrics(callbacks: list[TrainerCallback], metric_names: tuple[str, ...]) -> None:
