@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import inspect
 import random
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -15,257 +16,216 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.__main__ import main
-from pytorch_accelerated.callbacks import (
-    EarlyStoppingCallback,
-    ModelEmaCallback,
-    SaveBestModelCallback,
-    SaveTrainingStateCallback,
-    TrainerCallback,
-)
+from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from pytorch_accelerated.data import Mixture
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.ranks import Optimizers
 from pytorch_accelerated.schedulers import CosineLrScheduler
+from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from tests.chaos.size import some
+from tests.ejecting.setups import SETUPS, Run, data, random_setup, run
 
-Run = tuple[
-    Callable[[], tuple[nn.Module, nn.Module, torch.optim.Optimizer]], Any, dict[str, Any], list[Any], int | None
-]
-
-
-class Doubled(nn.CrossEntropyLoss):
-    """A loss with a forward of its own, so nobody knows what it divides by."""
-
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(input, target)
-
-
-class Tied(nn.Module):
-    """A weight with two names, and a mask with infinities."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.two.weight = self.one.weight
-        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.two(torch.tanh(self.one(inputs)))
-
-
-class Augmented(Dataset[Any]):
-    """Rows with noise of all generators."""
-
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> Any:
-        noise = 0.1 * torch.randn(4) + 0.1 * random.random() + 0.1 * float(np.random.randn())
-        return self.inputs[index] + noise, self.targets[index]
-
-
-class Drawing(nn.Module):
-    """Adds noise of all generators in training."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + 0.1 * float(np.random.rand()) + 0.1 * random.random() if self.training else inputs
-
-
-def random_run(seed: int) -> Run:
-    """A run with a random choice of what can be written as a plain script."""
-    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows, has_classes = choose.choice([17, 41, 66]), choose.random() < 0.5
-    inputs = torch.randn(rows, 4, generator=generator)
-    targets = torch.randn(rows, 3, generator=generator)
-    weight, ignored = choose.choice([None, torch.tensor([1.0, 2.0, 0.5])]), choose.choice([-100, -100, 1])
-    norms, is_tied, kind = (
-        choose.random() < 0.3,
-        choose.random() < 0.3,
-        choose.choice([nn.CrossEntropyLoss] * 3 + [Doubled]),
-    )
-    if has_classes:
-        targets = torch.randint(0, 3, (rows,), generator=generator)
-        targets[1::5] = ignored if choose.random() < 0.3 and kind is not Doubled else 0
-    rates: Any = choose.choice([partial(torch.optim.SGD, lr=0.05, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)])
-
-    def parts() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-        between = [nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2)] if norms else [nn.Tanh(), nn.Dropout(0.2)]
-        model = nn.Sequential(nn.Linear(4, 8), *between, *[Tied()] * is_tied, Drawing(), nn.Linear(8, 3))
-        loss = kind(weight, ignore_index=ignored) if has_classes else nn.MSELoss()
-        return model, loss, rates(model.parameters())
-
-    whole = TensorDataset(inputs, targets)
-    data = choose.choice([(inputs, targets), whole, Augmented(inputs, targets), Subset(whole, range(1, rows))])
-    arguments: dict[str, Any] = {
-        "num_epochs": choose.choice([1, 3]),
-        "per_device_batch_size": choose.choice([4, 7, 16]),
-        "gradient_accumulation_steps": choose.choice([1, 1, 2, 3]),
-    }
-    arguments |= choose.choice([{}, {"gradient_clip_norm": 0.5}, {"gradient_clip_value": 0.1}])
-    arguments |= choose.choice([{}, {}, {"max_num_train_steps": choose.choice([1, 5, 9])}])
-    arguments |= choose.choice(
-        [{}, *({"train_dataloader_kwargs": each} for each in ({"drop_last": True}, {"shuffle": False}))]
-    )
-    has_eval = choose.random() < 0.7
-    arguments |= {"eval_dataset": choose.choice([(inputs[:11], targets[:11]), whole])} if has_eval else {}
-    per_epoch = {"create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch"}
-    schedules: list[dict[str, Any]] = [{}, {"create_scheduler_fn": partial(ExponentialLR, gamma=0.9)}, per_epoch]
-    plateaus = [
-        ReduceLROnPlateau,
-        partial(ReduceLROnPlateau, patience=0),
-        lambda optimizer: ReduceLROnPlateau(optimizer),
-    ]
-    schedules += [{"create_scheduler_fn": choose.choice(plateaus)}] * has_eval
-    arguments |= choose.choice(schedules)
-    metric = "eval_loss_epoch" if has_eval and choose.random() < 0.7 else "train_loss_epoch"
-    callbacks: list[Any] = [
-        SaveBestModelCallback("best.pt", watch_metric=metric, load_saved_checkpoint=choose.random() < 0.7),
-        EarlyStoppingCallback(1, choose.choice([0, 0.01, 0.3]), watch_metric=metric),
-        ModelEmaCallback(0.9, evaluate_during_training=False, save_path="average.pt"),
-        SaveTrainingStateCallback("states"),
-    ]
-    return parts, data, arguments, choose.sample(callbacks, choose.randint(0, 3)), choose.choice([None, 0, 7])
+MOST_LINES = 200
 
 
 def module_of(path: Path) -> types.ModuleType:
-    """The ejected script, as if it had been imported; it imports nothing of ours."""
+    """The ejected script, as if it had been imported; it has nothing of ours."""
     text = path.read_text(encoding="utf-8")
-    imported = {name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for name in node.names}
-    assert imported <= {"copy", "hashlib", "math", "random", "numpy", "torch"}
+    assert "pytorch_accelerated" not in text
+    assert len(text.splitlines()) <= MOST_LINES
+    assert max(map(len, text.splitlines())) <= 125
     module = types.ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), vars(module))
     return module
 
 
-@pytest.mark.parametrize("seed", some(range(24), range(200)))
-def test_a_random_run_and_its_script_end_with_the_same_bits(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def train_plainly(script: Path, trainer: Trainer, arguments: dict[str, Any]) -> Any:
+    """The model that the script has trained, with the parts of a new trainer."""
+    train = module_of(script).train
+    optimizer: Any = trainer.optimizer
+    if isinstance(optimizer, Optimizers):
+        optimizer = dict(optimizer.by_name)
+    given = {**vars(trainer), **arguments, "model": trainer.model, "optimizer": optimizer, "optimizers": optimizer}
+    return train(**{name: given[name] for name in inspect.signature(train).parameters})
+
+
+def numbers_in(path: Path) -> dict[str, Any]:
+    state = torch.load(path)
+    return {name: each.tolist() for name, each in state.get("model_state_dict", state).items()}
+
+
+def compare(make_run: Callable[[], Run], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Train with the library, and with the script: weights, losses, averages, and what is drawn next are the same."""
     for name in ("ours", "plain"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "ours")
-    parts, data, arguments, callbacks, seed_of_run = random_run(seed)
-    model, loss_func, optimizer = parts()
-    trainer = Trainer(model, loss_func, optimizer, callbacks=callbacks, seed=seed_of_run)
-    others = [arguments[name] for name in ("eval_dataset", "create_scheduler_fn") if name in arguments]
-    script = trainer.eject(tmp_path / "script.py", data, **arguments)
+        (folder / name).mkdir()
+    monkeypatch.chdir(folder / "ours")
+    trainer, arguments = make_run()
+    script = trainer.eject(folder / "script.py", **arguments)
     try:
-        history = trainer.train(data, **arguments)
+        history = trainer.train(**arguments)
     except DataError:  # an update without a target that counts
         with pytest.raises(ValueError, match="No target of an update counts"):
-            module_of(script).train(*parts(), data, *others)
+            train_plainly(script, *make_run())
         return
     drawn = [float(torch.rand(())), random.random(), np.random.rand()]
 
-    monkeypatch.chdir(tmp_path / "plain")
+    monkeypatch.chdir(folder / "plain")
     capsys.readouterr()
-    of_script = module_of(script).train(*parts(), data, *others)
-    printed = capsys.readouterr().out.splitlines()
+    model = train_plainly(script, *make_run())
     assert [float(torch.rand(())), random.random(), np.random.rand()] == drawn
-    assert [each.tolist() for each in of_script.state_dict().values()] == [
-        each.tolist() for each in model.state_dict().values()
-    ]
-    losses = history.get_metric_values("train_loss_epoch")
-    assert [line.partition("train_loss ")[2].partition(",")[0] for line in printed] == list(map(repr, losses))
-    if "eval_dataset" in arguments:
-        losses = history.get_metric_values("eval_loss_epoch")
-        assert [line.partition("eval_loss ")[2] for line in printed] == list(map(repr, losses))
+    weights = {name: each.tolist() for name, each in model.state_dict().items()}
+    assert weights == {name: each.tolist() for name, each in trainer.model.state_dict().items()}
+    printed = [dict(re.findall(r"(\w+_loss) ([^,\s]+)", line)) for line in capsys.readouterr().out.splitlines()]
+    for name in printed[0]:
+        metric = f"{name.replace('average', 'ema_model_eval')}_epoch"
+        assert [float(each[name]) for each in printed] == list(history.get_metric_values(metric)), metric
     if Path("average.pt").exists():
-        average = torch.load(tmp_path / "ours" / "average.pt")["model_state_dict"]
-        assert {name: each.tolist() for name, each in torch.load("average.pt").items()} == {
-            name: each.tolist() for name, each in average.items()
-        }
+        assert numbers_in(Path("average.pt")) == numbers_in(folder / "ours" / "average.pt")
+
+
+@pytest.mark.parametrize("make_run", SETUPS, ids=lambda make_run: make_run.__name__)
+def test_a_run_and_its_script_end_with_the_same_bits(
+    make_run: Callable[[], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(make_run, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("seed", some(range(8), range(200)))
+def test_a_random_run_and_its_script_end_with_the_same_bits(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(partial(random_setup, seed), tmp_path, monkeypatch, capsys)
 
 
 NUM_EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
-ROWS = (torch.randn(8, 4), torch.randn(8, 1))
+SCALE = torch.tensor(2.0)
+TWICE = [EarlyStoppingCallback(), EarlyStoppingCallback(watch_metric="train_loss_epoch")]
 
 
-def trainer_of(**arguments: Any) -> Trainer:
-    model = nn.Linear(4, 1)
-    given = {"callbacks": (), **arguments}
-    return Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), **given)
+class Hooked(Trainer):
+    """A trainer whose hook each test replaces."""
 
 
-def replaced() -> Trainer:
-    trainer = trainer_of()
-    trainer.calculate_train_batch_loss = lambda batch: {}  # type: ignore[method-assign]
-    return trainer
+def reads_the_history(self: Any, batch: Any) -> Any:
+    return {"loss": self.run_history.get_latest_metric("train_loss_epoch"), "batch_size": 1}
 
 
-def weighing() -> Trainer:
-    trainer = trainer_of()
-    trainer.loss_func = partial(nn.functional.cross_entropy, weight=torch.ones(3))
-    return trainer
+def counts_late(self: Any, batch: Any) -> Any:
+    return {"loss": self.model(batch[0]).mean(), "batch_size": 1, "num_items_in_batch": 1}
 
 
-class Loud(Trainer):
-    """A trainer of the user's own."""
+def uses_a_tensor(self: Any, batch: Any) -> Any:
+    return {"loss": SCALE * self.model(batch[0]).mean(), "batch_size": len(batch[0])}
+
+
+def uses_this_library(self: Any, batch: Any) -> Any:
+    return {"loss": self.model(batch[0]).mean(), "batch_size": len(TensorDataset(*batch)), "of": CosineLrScheduler}
+
+
+def train_epoch_start(self: Any) -> None:
+    """Named as another hook, and harmless."""
 
 
 class Rows(Dataset[Any]):
-    """Rows that are dicts."""
+    """Rows that are numbers."""
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> Any:
-        return {"x": torch.zeros(4)}
+        return torch.zeros(4)
+
+
+def hooked(method: Callable[..., Any], name: str = "calculate_train_batch_loss") -> Run:
+    return run(kind=type("Hooked", (Hooked,), {name: method, "__module__": __name__}))
+
+
+def replaced() -> Run:
+    trainer, arguments = run()
+    trainer.calculate_train_batch_loss = lambda batch: {}  # type: ignore[method-assign]
+    return trainer, arguments
+
+
+def trained() -> Run:
+    trainer, arguments = run()
+    trainer.train(**arguments)
+    return trainer, arguments
+
+
+def weighing() -> Run:
+    return run(loss=partial(nn.functional.cross_entropy, weight=torch.ones(3)), train_dataset=data(classes=True))
+
+
+def scheduled(create_scheduler_fn: Any) -> Callable[[], Run]:
+    return partial(run, create_scheduler_fn=create_scheduler_fn)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "data", "arguments", "reason"),
+    ("make_run", "reason"),
     [
-        (lambda: trainer_of(callbacks=[TrainerCallback()]), ROWS, {}, "TrainerCallback may change the run"),
-        (lambda: trainer_of(mixed_precision="bf16"), ROWS, {}, "mixed precision"),
-        (trainer_of, DataLoader(TensorDataset(*ROWS)), {}, "the data is a DataLoader"),
-        (trainer_of, Rows(), {}, "a row is a dict"),
-        (trainer_of, ROWS, {"max_duration": 3}, "`max_duration` is given"),
-        (trainer_of, ROWS, {"collate_fn": list}, "`collate_fn` is given"),
-        (trainer_of, ROWS, {"train_dataloader_kwargs": {"sampler": range(8)}}, "'sampler'"),
+        (partial(run, callbacks=[TrainerCallback()]), "TrainerCallback may change the run"),
+        (partial(run, callbacks=TWICE), "there are two callbacks"),
+        (partial(run, callbacks=[SaveBestModelCallback(watch_metric="eval_accuracy")]), "watches 'eval_accuracy'"),
+        (partial(run, train_dataset=DataLoader(TensorDataset(*data()))), "the data is a DataLoader"),
+        (partial(run, train_dataset=Rows()), "a batch is a Tensor"),
+        (partial(run, train_dataset=Mixture([TensorDataset(*data())], [1.0])), "an order or batches of its own"),
+        (partial(run, eval_dataset={"one": TensorDataset(*data())}), "the data is a dict"),
+        (partial(run, max_duration=3), "`max_duration` is given"),
+        (partial(run, train_dataloader_kwargs={"sampler": range(8)}), "'sampler'"),
+        (scheduled(lambda optimizer: CosineLrScheduler(optimizer, 3, 1)), "the schedule needs this library"),
         (
-            trainer_of,
-            ROWS,
-            {"create_scheduler_fn": partial(ExponentialLR, gamma=NUM_EPOCHS)},
+            scheduled(partial(lambda optimizer, of: ExponentialLR(optimizer, 1 / of), of=NUM_EPOCHS)),
             "the schedule needs",
         ),
-        (
-            trainer_of,
-            ROWS,
-            {"create_scheduler_fn": lambda optimizer: CosineLrScheduler(optimizer, 3, 1)},
-            "the schedule needs this library",
-        ),
-        (replaced, ROWS, {}, "calculate_train_batch_loss was replaced"),
-        (trainer_of, Mixture([TensorDataset(*ROWS)], [1.0]), {}, "an order or batches of its own"),
-        (weighing, ROWS, {}, "a function that weighs"),
-        (lambda: trainer_of(callbacks=[EarlyStoppingCallback()]), ROWS, {}, "EarlyStoppingCallback watches"),
+        (scheduled([partial(ExponentialLR, gamma=0.5)]), "not one for each optimizer"),
+        (weighing, "a function that weighs"),
+        (replaced, "calculate_train_batch_loss was replaced"),
+        (trained, "has trained before"),
+        (partial(run, kind=TrainerWithTimmScheduler), "TrainerWithTimmScheduler"),
+        (partial(hooked, reads_the_history), "uses `self.run_history`"),
+        (partial(hooked, counts_late), "returns `num_items_in_batch`"),
+        (partial(hooked, uses_a_tensor), "use `SCALE`, a Tensor"),
+        (partial(hooked, uses_this_library), "use `CosineLrScheduler` of this library"),
+        (partial(hooked, eval("lambda self, batch: {}")), "has no source that can be copied"),
+        (partial(hooked, train_epoch_start, "create_scheduler"), "Hooked overrides create_scheduler"),
     ],
 )
 def test_what_a_script_cannot_do_is_refused_before_anything_is_written(
-    trainer: Callable[[], Trainer], data: Any, arguments: dict[str, Any], reason: str, tmp_path: Path
+    make_run: Callable[[], Run], reason: str, tmp_path: Path
 ) -> None:
+    trainer, arguments = make_run()
     with pytest.raises(ConfigurationError, match=reason):
-        trainer().eject(tmp_path / "plain.py", data, num_epochs=1, **arguments)
+        trainer.eject(tmp_path / "plain.py", **arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_subclass_and_a_trainer_that_has_trained_are_refused(tmp_path: Path) -> None:
-    model = nn.Linear(4, 1)
-    own = Loud(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
-    with pytest.raises(ConfigurationError, match="Loud may override any part"):
-        own.eject(tmp_path / "plain.py", ROWS, num_epochs=1)
-    trained = trainer_of()
-    trained.train(ROWS, 1)
-    with pytest.raises(ConfigurationError, match="has trained before"):
-        trained.eject(tmp_path / "plain.py", ROWS, num_epochs=1)
+def blocks_of(page: str, language: str) -> list[str]:
+    """The blocks of code of a page."""
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_run_of_the_readme_takes_60_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(blocks_of("README.md", "python")[0].replace("trainer.train(", "trainer.eject('plain.py', "), {})
+    assert len(Path("plain.py").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_page_shows_the_script_that_its_run_becomes(tmp_path: Path) -> None:
+    page = "docs/how_to/eject.md"
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(blocks_of(page, "python")[0], names)
+    trainer, arguments = names["make_run"]()
+    script = trainer.eject(tmp_path / "plain.py", **arguments).read_text(encoding="utf-8")
+    (shown,) = blocks_of(page, "{code-block} python")
+    assert [line for line in script.splitlines() if "Written by" not in line] == [
+        line for line in shown.splitlines() if "Written by" not in line
+    ]
 
 
 SCRIPT = """
