@@ -232,12 +232,13 @@ def gallery(folder: Path, names: Sequence[str] = tuple(GALLERY)) -> None:
 
 
 def reports(folder: Path) -> None:
-    """The report of the example, light and dark."""
+    """The report of the example, light and dark, and its top for the README."""
     command = [sys.executable, EXAMPLE, "--num-epochs", "10", "--output-dir", str(folder / "digits")]
     subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
     page = folder / "digits" / "report.html"
     page.write_text(page.read_text().replace(str(folder), "outputs"))
     screenshot(page, "report", 1100, height=1050, fragment="#light")
+    screenshot(page, "report-top", 1100, height=704, fragment="#light")
     screenshot(page, "report-dark", 1100, height=1050, fragment="#dark")
 
 
