@@ -9,6 +9,7 @@ process adds what is complete within its block, and the rest is added where the 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from pytorch_accelerated.ranks.preparation import is_replicated
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import has_shards
 from pytorch_accelerated.ranks.wrappers import PARALLEL
-from pytorch_accelerated.record.loss import widest_float
+from pytorch_accelerated.record.loss import stacked, widest_float
 
 # Gradients and numbers of some lanes, and changes of buffers by their place.
 _Sums = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
@@ -126,6 +127,8 @@ class LanedStep(Step):
         self._changing: list[int] | None = None  # the buffers that a batch changes, once the ranks have agreed
         self._window, self._epoch, self._lane = Window(0, 0, ()), -1, -1
         self._index = self._batches_before = self._batches_now = 0
+        self._slots = lanes * context.asked.settings.gradient_accumulation_steps
+        self._parcels: Parcels | None = None
 
     # ----------------------------------------------------------------------------------------------- lane after lane
 
@@ -168,7 +171,7 @@ class LanedStep(Step):
             len({turn for turn, cell in zip(self._window.turns, cells, strict=True) if cell.size}) for cells in of_ranks
         ]
         self._sums: dict[int, _Sums] = {}
-        self._noted: list[tuple[Any, Any]] = []
+        self._noted: list[tuple[int, Any, Any]] = []
         self._batches_before = self._batches_now = self.parts.state.batches_in_epoch
         epoch = self.control.training.data_epoch
         if self._epoch != epoch:
@@ -178,7 +181,7 @@ class LanedStep(Step):
         self._trained = self.parameters()
         for parameter in self._trained:
             parameter.grad = None
-        self._has_all = True
+        self._has_gradient = [False] * len(self._trained)
         self._buffers = [store[key] for store, key in self._places]
         self._versions = list(map(version_of, self._buffers))
         copied = range(len(self._buffers)) if self._changing is None else self._changing
@@ -186,33 +189,39 @@ class LanedStep(Step):
 
     def _note(self, loss: Any, weight: Any) -> None:
         """Note the loss of a batch, instead of recording it."""
-        self._noted.append((loss.detach() if isinstance(loss, torch.Tensor) else loss, weight))
+        batch = self.parts.state.batches_in_epoch - self._batches_before
+        slot = self._lane * self.asked.settings.gradient_accumulation_steps + batch
+        self._noted.append((slot, loss.detach() if isinstance(loss, torch.Tensor) else loss, weight))
 
     @torch.no_grad()
     def _end_lane(self) -> None:
-        """Put aside what the lane has made: gradients, losses, changes of buffers."""
+        """Put aside what the lane has made: gradients and changes of buffers."""
         gradients = [each.grad for each in self._trained]
-        has_gradient = [each is not None for each in gradients]
-        self._has_all &= all(has_gradient)
-        dtype, device = self._numbers
-        losses, weights = (
-            torch.stack([torch.as_tensor(each, dtype=dtype, device=device).reshape(()) for each in column])
-            for column in zip(*self._noted, strict=True)
-        )
-        # A weight of 0 leaves a batch out, whatever its loss, as a `LossTracker` does.
-        weighted = torch.where(weights != 0, losses * weights, 0.0)
-        flags = torch.tensor(has_gradient, dtype=dtype, device=device)
-        pairs = zip(gradients, self._trained, strict=True)
-        own = [_dense(each, parameter) for each, parameter in pairs]
-        own.append(torch.cat([weighted.sum()[None], weights.sum()[None], flags]))
+        pairs = zip(self._has_gradient, gradients, strict=True)
+        self._has_gradient = [known or each is not None for known, each in pairs]
+        own = [_dense(each, parameter) for each, parameter in zip(gradients, self._trained, strict=True)]
         self._sums[self._lane] = own, self._changes()
         for parameter in self._trained:
             parameter.grad = None
-        self._noted = []
         add_up(self._sums, self._lane + 1, sum(self._filled), _add)
 
+    def _numbers(self) -> torch.Tensor:
+        """What this rank says of its batches: losses times weights and weights, each at a place of its own, so that any
+        sum of them is exact; and which parameters have a gradient.
+        """
+        dtype, device = self._type
+        numbers = torch.zeros(2 * self._slots + len(self._trained), dtype=dtype, device=device)
+        if self._noted:
+            slots, *columns = zip(*self._noted, strict=True)
+            losses, weights = (stacked(column, device) for column in columns)
+            at = torch.tensor(slots, device=device)
+            # A weight of 0 leaves a batch out, whatever its loss, as a `LossTracker` does.
+            numbers[at], numbers[at + self._slots] = torch.where(weights != 0, losses * weights, 0.0), weights
+        numbers[2 * self._slots :] = torch.tensor(self._has_gradient, dtype=dtype, device=device)
+        return numbers
+
     @property
-    def _numbers(self) -> tuple[torch.dtype, torch.device]:
+    def _type(self) -> tuple[torch.dtype, torch.device]:
         """The type and the device of what isn't gradients."""
         return widest_float(self.parts.ranks.device), self.parts.ranks.device
 
@@ -236,8 +245,9 @@ class LanedStep(Step):
 
     def _change_between(self, before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
         if not _has_mean(before):
-            before, now = before.to(self._numbers[0]), now.to(self._numbers[0])
-        return torch.where(now == before, 0, now - before)  # a constant stays as it is, infinities in it too
+            before, now = before.to(self._type[0]), now.to(self._type[0])
+        # A constant stays as it is, infinities in it too.
+        return torch.where(now == before, 0, now - before).contiguous()
 
     def _change_buffers(self, changes: Sequence[torch.Tensor]) -> None:
         """Move buffers by the mean of the changes of all lanes, and counters by the change of the first one."""
@@ -268,66 +278,61 @@ class LanedStep(Step):
                 f"With `lanes`, all updates of an epoch must change the same buffers, but {listed(late)} changed after "
                 "the first one only. Change what a forward pass does between two epochs, or leave `lanes` out."
             )
-        sums = self._exchanged() if self.parts.ranks.count > 1 else self._flat(*self._sums[0])
+        sums = [self._flat(number, *each) for number, each in enumerate(self._sums.values())]
+        whole = sums[0] if self.parts.ranks.count == 1 else self._exchanged(sums)
         count = len(self._trained)
-        numbers = sums[count]
-        for parameter, gradient in zip(self._trained, sums, strict=False):
+        numbers, slots = whole[count], self._slots
+        for parameter, gradient in zip(self._trained, whole, strict=False):
             parameter.grad = gradient
-        if not self._has_all:
-            for parameter, lanes in zip(self._trained, numbers[2:].tolist(), strict=True):
+        if not all(self._has_gradient):
+            for parameter, lanes in zip(self._trained, numbers[2 * slots :].tolist(), strict=True):
                 parameter.grad = parameter.grad if lanes else None  # optimizers pass it over
-        self._change_buffers(sums[count + 1 :])
+        self._change_buffers(whole[count + 1 :])
         if self.parts.ranks.is_first:  # the means of losses are taken over the ranks
-            self._record_update(numbers[0] / numbers[1], numbers[1].clone())
+            total, weight = numbers[:slots].sum(), numbers[slots : 2 * slots].sum()
+            self._record_update(total / weight, weight)
         self._sums = {}
         return super().complete_gradients()
 
-    def _flat(self, own: list[torch.Tensor], changes: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """A sum with a change of each buffer that changes."""
+    def _flat(self, number: int, gradients: list[torch.Tensor], changes: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """A sum of lanes as a list: gradients, the numbers of this rank in its first sum, changes of buffers."""
+        numbers = self._numbers()
         for index, before in self._before.items():
             if index not in changes:
                 changes[index] = self._change_between(before, before)
-        return [*own, *(changes[index] for index in self._before)]
+        return [
+            *gradients,
+            torch.zeros_like(numbers) if number else numbers,
+            *(changes[index] for index in self._before),
+        ]
 
-    def _exchanged(self) -> list[torch.Tensor]:
-        """The sums over all lanes. Each rank adds up a part of them, with what the others have for it.
+    def _exchanged(self, own: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The sum of all lanes. Each rank adds up a part of it, with what the others have for that part.
 
         Where the blocks of ranks are branches of the tree, this sends as many bytes as DDP does.
         """
-        ranks, own = self.parts.ranks, [self._flat(*each) for each in self._sums.values()]
-        firsts = [
-            _sums_of(block.start, count, sum(self._filled))
-            for block, count in zip(self._blocks, self._filled, strict=True)
-        ]
-        into = own[0] if own else self._nothing()
-        kinds = _Kinds(into, ranks)
-        send = kinds.packed(own)
-        received = send.new_empty(sum(map(len, firsts)), kinds.bytes)
+        ranks, total = self.parts.ranks, sum(self._filled)
+        # A rank without rows has no sum.
+        into = own[0] if own else self._flat(0, [_dense(None, each) for each in self._trained], {})
+        shapes = [(each.dtype, each.numel()) for each in into]
+        if self._parcels is None or self._parcels.shapes != shapes:
+            self._parcels = Parcels(shapes, ranks)
+        pairs = zip(self._blocks, self._filled, strict=True)
+        firsts = [_sums_of(block.start, count, total) for block, count in pairs]
         began = time.perf_counter()
-        sent = [len(own) * kinds.bytes] * ranks.count
-        dist.all_to_all_single(received.view(-1), send.view(-1), [len(each) * kinds.bytes for each in firsts], sent)
+        received = self._parcels.swap(own, list(map(len, firsts)))
         if ranks.device.type == "cpu":  # the host of a GPU does not wait
             self.parts.reports.epoch_clock.meeting_seconds += time.perf_counter() - began
         lanes = [lane for of_rank in firsts for lane in of_rank]
-        parts = {lane: kinds.of(row) for lane, row in zip(lanes, received, strict=True)}
-        add_up(parts, sum(self._filled), sum(self._filled), add_all)
-        whole = received.new_empty(ranks.count, kinds.bytes)
-        dist.all_gather(list(whole), received[0])  # the first lane's, to which all others were added
-        kinds.unpack(whole, into)
+        add_up(dict(zip(lanes, received, strict=True)), total, total, add_all)
+        self._parcels.share(into)  # from the first row of what was received, to which all others were added
         return into
-
-    def _nothing(self) -> list[torch.Tensor]:
-        """What a rank without rows has in place of sums."""
-        self._has_all = False
-        dtype, device = self._numbers
-        numbers = torch.zeros(2 + len(self._trained), dtype=dtype, device=device)
-        return self._flat([*map(torch.zeros_like, self._trained), numbers], {})
 
 
 def _dense(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
     if gradient is None:
-        return torch.zeros_like(parameter)
-    return gradient.to_dense() if gradient.is_sparse else gradient
+        return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    return gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
 
 
 def _has_mean(buffer: torch.Tensor) -> bool:
@@ -345,52 +350,76 @@ class GuardedLanedStep(GuardedStep, LanedStep):
     """A step with lanes that undoes an update whose losses or gradients are not finite."""
 
 
-class _Kinds:
-    """How the tensors of a sum are packed into bytes: by type, each cut into one part per rank.
+class Parcels:
+    """Sums as bytes, cut into a part for each rank. The memory is used again in each update.
 
     Args:
-        tensors: those of any sum.
+        shapes: the type and the size of each tensor of a sum.
         ranks: the processes.
 
     Attributes:
-        bytes: of one part of one sum.
+        shapes: as given.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._members = {
-            dtype: [index for index, each in enumerate(tensors) if each.dtype == dtype]
-            for dtype in dict.fromkeys(each.dtype for each in tensors)
-        }
-        sizes = {dtype: sum(tensors[index].numel() for index in own) for dtype, own in self._members.items()}
-        self._sizes = {
-            dtype: -(-size // (ranks.count * _ALIGNED)) * _ALIGNED * dtype.itemsize for dtype, size in sizes.items()
-        }
-        self.bytes = sum(self._sizes.values())
+    def __init__(self, shapes: list[tuple[torch.dtype, int]], ranks: Ranks) -> None:
+        self.shapes, self._ranks = shapes, ranks
+        self._lengths: dict[torch.dtype, int] = {}  # elements of each part
+        self._cuts: list[list[list[tuple[int, int, int]]]] = [[] for _ in range(ranks.count)]
+        for dtype in dict.fromkeys(dtype for dtype, _ in shapes):
+            sizes = {index: size for index, (kind, size) in enumerate(shapes) if kind == dtype}
+            length = -(-sum(sizes.values()) // (ranks.count * _ALIGNED)) * _ALIGNED
+            self._lengths[dtype], begin = length, 0
+            begins = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
+            for cuts in self._cuts:
+                ends = begin + length
+                spans = {index: (max(begin, at), min(ends, at + sizes[index])) for index, at in begins.items()}
+                cuts.append([(i, low - begins[i], high - begins[i]) for i, (low, high) in spans.items() if low < high])
+                begin = ends
+        self._bytes = sum(length * dtype.itemsize for dtype, length in self._lengths.items())
+        self._memory: dict[str, torch.Tensor] = {}
 
-    def of(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """One part of a sum, by type; a view of its bytes."""
-        pieces = torch.split(row, list(self._sizes.values()), dim=-1)
-        return [piece.view(dtype) for piece, dtype in zip(pieces, self._sizes, strict=True)]
+    def swap(self, own: Sequence[Sequence[torch.Tensor]], counts: Sequence[int]) -> list[list[torch.Tensor]]:
+        """This rank's part of the sums of all ranks, rank by rank, each as a tensor of each type.
 
-    def packed(self, sums: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """The bytes of sums: for each rank, its part of each of them."""
-        device = self._ranks.device
-        send = torch.empty(self._ranks.count, len(sums), self.bytes, dtype=torch.uint8, device=device)
-        for number, tensors in enumerate(sums):
-            for own, part in zip(self._members.values(), self.of(send[:, number]), strict=True):
-                flat = torch.cat([tensors[index].reshape(-1) for index in own])
-                padded = torch.nn.functional.pad(flat, (0, part.numel() - len(flat)))
-                part.copy_(padded.view(self._ranks.count, -1))
-        return send
+        Args:
+            own: the sums of this rank.
+            counts: the sums of each rank.
+        """
+        send = self._rows("send", self._ranks.count * len(own))
+        rows = iter(send)
+        for cuts in self._cuts:
+            for tensors in own:
+                for part, of_type in zip(self._typed(next(rows)), cuts, strict=True):
+                    pieces = [tensors[index].reshape(-1)[low:high] for index, low, high in of_type]
+                    pieces.append(part.new_zeros(len(part) - sum(map(len, pieces))))
+                    torch.cat(pieces, out=part)
+        received = self._rows("received", sum(counts))
+        sizes = [count * self._bytes for count in counts]
+        dist.all_to_all_single(received.view(-1), send.view(-1), sizes, [len(own) * self._bytes] * len(counts))
+        return list(map(self._typed, received))
 
-    def unpack(self, whole: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
-        """Copy the parts of all ranks into the tensors of a sum."""
-        for own, part in zip(self._members.values(), self.of(whole), strict=True):
-            targets = [into[index] for index in own]
-            sizes = [each.numel() for each in targets]
-            values = torch.split(part.reshape(-1)[: sum(sizes)], sizes)
-            copy_all(targets, [value.view(each.shape) for value, each in zip(values, targets, strict=True)])
+    def share(self, into: Sequence[torch.Tensor]) -> None:
+        """Copy the first row that was received of each rank into the tensors of a sum."""
+        whole = self._rows("whole", self._ranks.count)
+        dist.all_gather(list(whole), self._memory["received"][0])
+        targets, values = [], []
+        for row, cuts in zip(whole, self._cuts, strict=True):
+            for part, of_type in zip(self._typed(row), cuts, strict=True):
+                begin = 0
+                for index, low, high in of_type:
+                    targets.append(into[index].view(-1)[low:high])
+                    values.append(part[begin : begin + high - low])
+                    begin += high - low
+        copy_all(targets, values)
+
+    def _rows(self, name: str, count: int) -> torch.Tensor:
+        if name not in self._memory or len(self._memory[name]) < count:
+            self._memory[name] = torch.empty(count, self._bytes, dtype=torch.uint8, device=self._ranks.device)
+        return self._memory[name][:count]
+
+    def _typed(self, row: torch.Tensor) -> list[torch.Tensor]:
+        pieces = torch.split(row, [length * dtype.itemsize for dtype, length in self._lengths.items()])
+        return [piece.view(dtype) for piece, dtype in zip(pieces, self._lengths, strict=True)]
 
 
 class LaneLosses:

@@ -221,9 +221,9 @@ def _to_numbers(losses: Sequence[Any], weights: Sequence[Any]) -> tuple[Numbers,
     device = next((value.device for value in (*losses, *weights) if isinstance(value, torch.Tensor)), None)
     if device is None:  # there is nothing to read, as for the gradient norms of a run that doesn't clip
         return np.array(losses, dtype=np.float64), np.array(weights, dtype=np.float64)
-    rows = [_stack(losses, device)]
+    rows = [stacked(losses, device)]
     if any(isinstance(weight, torch.Tensor) for weight in weights):
-        rows.append(_stack(weights, device))
+        rows.append(stacked(weights, device))
     numbers = np.array(torch.stack(rows).tolist(), dtype=np.float64)
     return numbers[0], numbers[1] if len(rows) > 1 else np.array(weights, dtype=np.float64)
 
@@ -233,7 +233,8 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _stack(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+def stacked(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Numbers and tensors with one element as a tensor of the widest floating-point type of a device."""
     dtype = widest_float(device)
     if not any(isinstance(value, torch.Tensor) for value in values):
         return torch.tensor(values, dtype=dtype, device=device)
