@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -344,7 +345,7 @@ def test_new_processes_train_the_same_bits_and_two_ranks_the_same_to_rounding(mo
     start = children._started
 
     def noted(job: Any, variables: Any) -> Any:
-        lives.append((job.name, job.killed_in))
+        lives.append((job.name, pickle.loads(job.payload)[1].keywords["killed_in"]))
         return start(job, variables)
 
     monkeypatch.setattr(children, "_started", noted)

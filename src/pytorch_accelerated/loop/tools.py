@@ -5,7 +5,7 @@ No run needs them. Each is imported from `extras/` when it is called first, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -341,6 +341,57 @@ class TrainerTools(TrainerHooks):
 
         trainer = self._refuse_within_a_run("branch", "Call it when the run is over, or use another trainer.")
         return branch(trainer, states, update, into, trunk, train_arguments)
+
+    def measure(
+        self,
+        states: str | Path,
+        function: Callable[[Any], Any],
+        *,
+        name: str | None = None,
+        every: int | None = None,
+        updates: Collection[int] | None = None,
+        event: str = "on_optimizer_step_end",
+        processes: int = 1,
+        factory: str | Callable[[], tuple[Any, Mapping[str, Any]]] | None = None,
+        **train_arguments: Any,
+    ) -> RunHistory:
+        """Add a quantity to the history of a finished run that saved training states: the values are those that a
+        callback would have recorded while it trained, to the bit.
+
+        Trains again from the nearest states before the updates. If that doesn't give the losses, learning rates and
+        gradient norms that the run has recorded, and at its end the weights that it has saved, it is an error, and
+        nothing is written. Afterwards everything is as before, but for the file ``measured.json`` next to the states:
+        `read_run_history`, ``compare`` and ``runs`` read it. Callbacks that print or write files are left out. Must be
+        called by all ranks.
+
+        Args:
+            states: the folder of the run's training states.
+            function: gets the trainer, and returns a number, or a dict of numbers by name. It is called on all ranks;
+                what it returns on the first one counts. Model, loss function, gradients and the generators of torch,
+                numpy and random are given back after each call, so that it may evaluate, or draw.
+            name: of a single number; default: the function's. A name that was measured before is measured again, and
+                its earlier values go.
+            every: the distance between the updates; default: each one.
+            updates: instead, the numbers of the updates, from 1.
+            event: "on_optimizer_step_end": after the update; or "on_optimizer_step_start": before it is applied, with
+                its gradients, complete and before they are clipped.
+            processes: how many to train in, each with a part of the updates.
+            factory: makes the run again in new processes, see `prove`. It is needed if this trainer has trained, and no
+                state is from before the first of the updates; and for a trainer of your own class in `processes`.
+            train_arguments: the arguments of `train`; default: as in the trainer's last `train`.
+
+        Returns:
+            The history of the run, with the new values in their places.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError: for invalid input, or a run that can't be trained again as it was.
+        """
+        from pytorch_accelerated.extras.proving.measure import Quantity, measure
+
+        trainer = self._refuse_within_a_run("measure", "Call it when the run is over.")
+        quantity = Quantity(function, name or str(getattr(function, "__name__", "measured")), event)
+        chosen: dict[str, Any] = {"every": every, "updates": updates, "processes": processes, "factory": factory}
+        return measure(trainer, states, quantity, given=train_arguments, **chosen)
 
     def prove(
         self,

@@ -52,6 +52,7 @@ class RunHistory(StepHistory, ABC):
             another process evaluates the training states of the run.
         names_not_saved: metrics for which a warning has said that training states leave out some of their values.
         names_not_shown: metrics that were recorded with ``shown=False``.
+        names_measured_afterwards: metrics that `Trainer.measure` has added to the history of a finished run.
         updates_done: optimizer updates so far, counted by the loop. If the history is not reset, a second run continues
             the count of the first.
         metric_name_prefix: the prefix of the names of recorded metrics; see `set_metric_name_prefix`.
@@ -77,6 +78,7 @@ class RunHistory(StepHistory, ABC):
         self._read_positions: dict[str, int] = {}
         self.names_not_saved: set[str] = set()
         self.names_not_shown: set[str] = set()
+        self.names_measured_afterwards: set[str] = set()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

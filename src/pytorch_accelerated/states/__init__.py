@@ -23,7 +23,7 @@ from pytorch_accelerated.states.layout import (
 from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
-from pytorch_accelerated.states.policy import Retention, judged_states, read_metric_records
+from pytorch_accelerated.states.policy import MEASURED_FILE, Retention, judged_states, read_metric_records
 from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.publish import explained, remove_state, replacing, write_whole
 from pytorch_accelerated.states.run_folder import FolderLock
@@ -34,6 +34,7 @@ from pytorch_accelerated.states.weights import canonical_state_dict
 
 __all__ = [
     "Encoded",
+    "MEASURED_FILE",
     "FolderLock",
     "MANIFEST_NAME",
     "Manifest",

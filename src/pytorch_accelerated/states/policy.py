@@ -15,11 +15,14 @@ from pytorch_accelerated.errors import (
     MissingCheckpointError,
     explained_loading,
 )
+from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.history import InMemoryRunHistory
 from pytorch_accelerated.record.values import MetricRecord, records_in
 from pytorch_accelerated.states.layout import Manifest
 from pytorch_accelerated.states.state_folder import read_state
-from pytorch_accelerated.states.verify import find_state
+from pytorch_accelerated.states.verify import find_state, looks_like_state
+
+MEASURED_FILE = "measured.json"  # next to the states of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,8 @@ def read_metric_records(folder: Path) -> list[MetricRecord]:
 def read_run_history(path: str | os.PathLike[str]) -> InMemoryRunHistory:
     """The run history in a training state, or in the newest valid one of a folder. Needs no trainer and no model.
 
+    That of a folder has what `Trainer.measure` has added to it, too; `names_measured_afterwards` tells which.
+
     ::
 
         read_run_history("training_states").plot()
@@ -146,6 +151,9 @@ def read_run_history(path: str | os.PathLike[str]) -> InMemoryRunHistory:
     history = InMemoryRunHistory()
     with explained_loading("A run history", folder):
         history.load_state_dict(_history_in(folder))
+    measured = Path(path) / MEASURED_FILE
+    if measured.is_file() and not looks_like_state(measured.parent):
+        require("pytorch_accelerated.extras.proving.measure", needed_by=MEASURED_FILE).add_measured(history, measured)
     return history
 
 

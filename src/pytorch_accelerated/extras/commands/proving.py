@@ -1,4 +1,4 @@
-"""The commands ``diff``, ``replay``, ``branch`` and ``prove``, which train what the script makes, and ``eject``."""
+"""The commands ``diff``, ``replay``, ``measure``, ``branch``, ``prove``, which train a script's run, and ``eject``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras import proving
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
-from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, NOT_TAKEN_BY_BRANCH, make_run
+from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, NOT_TAKEN_BY_BRANCH, function_at, make_run
 from pytorch_accelerated.states import read_manifest
 
 
@@ -37,6 +37,14 @@ def add_to(topics: Any) -> None:
     command.add_argument("into", type=Path, metavar="INTO", help="the folder of the branch, where its run must save")
     command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=f"the trunk; {HELP}")
     command.add_argument("--run-b", dest="place_b", required=True, metavar="PLACE", help="the same for the branch")
+    help = "add a quantity to the history of a finished run, as if it had been logged"
+    command = add_command(topics, "measure", _measure, help)
+    command.add_argument("states", type=Path, metavar="STATES", help="the folder of the training states")
+    help = "gets the trainer, and returns a number or a dict of numbers: SCRIPT.py:FUNCTION, or MODULE:FUNCTION"
+    command.add_argument("function", metavar="FUNCTION", help=help)
+    command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
+    command.add_argument("--every", type=int, default=1, metavar="N", help="updates between two values; default: 1")
+    command.add_argument("--processes", type=int, default=1, metavar="N", help="how many to train in; default: 1")
     help = "prove that a run gives the same numbers when it is repeated or resumed"
     command = add_command(topics, "prove", _prove, help)
     command.add_argument("--run", dest="place", required=True, metavar="PLACE", help=HELP)
@@ -63,6 +71,18 @@ def _branch(options: argparse.Namespace) -> Outcome:
     history = trainer.branch(options.states, options.update, options.into, trunk=options.place, **arguments)
     facts = read_manifest(options.into / f"branch_{options.update}").facts["branch_of"][-1]
     return Outcome({**facts, "into": options.into, "updates": history.updates_done})
+
+
+def _measure(options: argparse.Namespace) -> Outcome:
+    trainer, arguments = make_run(options.place, without=NOT_TAKEN)
+    in_processes = {"processes": options.processes, "factory": options.place}
+    given = arguments if options.processes == 1 else in_processes
+    history = trainer.measure(options.states, function_at(options.function), every=options.every, **given)
+    names = sorted(history.names_measured_afterwards)
+    values = {name: [[each.update, each.value] for each in history.records if each.name == name] for name in names}
+    for name, pairs in values.items():
+        print_line(f"{name}: {len(pairs)} values, from {pairs[0][1]:.6g} to {pairs[-1][1]:.6g}")
+    return Outcome({"measured": values})
 
 
 def _prove(options: argparse.Namespace) -> Outcome:

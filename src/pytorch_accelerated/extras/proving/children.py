@@ -1,4 +1,4 @@
-"""Trains updates in new processes: killed and resumed, or on two ranks."""
+"""Trains a run again in new processes: killed and resumed, on two ranks, or a part of it in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,9 @@ class Job:
     """What a child does.
 
     Attributes:
-        payload: what makes its trainer, from `payload_of`.
+        payload: what makes its trainer, and what it does with it, from `payload_of`.
         name: of its files.
         folder: for them.
-        settings: arguments of `train` besides those that it makes itself.
-        last_update: it stops after this one.
-        num_batches: of an epoch and of an evaluation, at most.
-        killed_in: it saves each update in a folder of its name, and kills itself within this one; None for never.
         num_threads: of torch.
         script: that may define what the payload consists of; None if there is none.
     """
@@ -85,10 +81,6 @@ class Job:
     payload: bytes
     name: str
     folder: Path
-    settings: Mapping[str, Any]
-    last_update: int
-    num_batches: int
-    killed_in: int | None = None
     num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
     script: Path | None = dataclasses.field(default_factory=lambda: _script())
 
@@ -96,14 +88,18 @@ class Job:
         """A file of the child."""
         return self.folder / f"{self.name}.{ending}"
 
+    def write(self, result: Any) -> None:
+        """Write what the child has found."""
+        self.file("pickle").write_bytes(pickle.dumps(result))
+
 
 def is_child() -> bool:
     """Whether `run_jobs` has started this process."""
     return _IS_CHILD in os.environ
 
 
-def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> bytes:
-    """What makes a run in another process.
+def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any, task: Callable[..., Any]) -> bytes:
+    """What makes a run in another process, and `task`, which gets the job, the trainer and its arguments there.
 
     Raises:
         NotCheckedError: if nothing can.
@@ -118,7 +114,7 @@ def payload_of(trainer: Trainer, arguments: Mapping[str, Any], factory: Any) -> 
     elif isinstance(factory, str):
         factory = functools.partial(make_run, factory)
     try:
-        payload = pickle.dumps(factory)
+        payload = pickle.dumps((factory, task))
     except Exception as error:
         raise NotCheckedError(f"the run cannot be sent to another process ({error}): {_REMEDY}") from error
     if _MAIN in payload and _script() is None:
@@ -150,35 +146,55 @@ def work(path: str) -> None:
             module = types.ModuleType("__mp_main__")
             vars(module).update(runpy.run_path(str(job.script), run_name="__mp_main__"))
             sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-        trainer, given = pickle.loads(job.payload)()
-        arguments = {**given, **job.settings}
-        trace = Trace(Outside(arguments))
-
-        def write() -> None:
-            job.file("pickle").write_bytes(pickle.dumps(trace.updates))
-
-        def kill(trainer: Trainer, **kwargs: Any) -> None:
-            if trainer.run_state.updates + 1 == job.killed_in:
-                write()
-                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
-
-        callbacks: list[Any] = [QuietLimit(job.num_batches)]
-        if job.killed_in is not None:
-            callbacks += [Saving(job.folder / job.name), on("on_train_step_end")(kill)]
-        state = arguments.pop("resume_from")
-        with trained_again(trainer, arguments, state, *callbacks, trace, until=job.last_update):
-            if trainer.run_context.parts.ranks.is_first:
-                write()
+        make, task = pickle.loads(job.payload)
+        job.write(task(job, *make()))
     except BaseException as error:
         job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise
 
 
-def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -> list[UpdateTrace]:
-    """What the first of some children, each with variables of its own, has recorded.
+def trace(
+    job: Job,
+    trainer: Trainer,
+    given: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any],
+    last_update: int,
+    num_batches: int,
+    killed_in: int | None = None,
+) -> list[UpdateTrace]:
+    """The updates of a run that a child trains: a task for `payload_of`.
+
+    Args:
+        job: of the child.
+        trainer: the trainer.
+        given: its arguments of `train`.
+        settings: others.
+        last_update: it stops after this one.
+        num_batches: of an epoch and of an evaluation, at most.
+        killed_in: it saves each update in a folder of its name, and kills itself within this one; None for never.
+    """
+    arguments = {**given, **settings}
+    trace = Trace(Outside(arguments))
+
+    def kill(trainer: Trainer, **kwargs: Any) -> None:
+        if trainer.run_state.updates + 1 == killed_in:
+            job.write(trace.updates)
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    callbacks: list[Any] = [QuietLimit(num_batches)]
+    if killed_in is not None:
+        callbacks += [Saving(job.folder / job.name), on("on_train_step_end")(kill)]
+    state = arguments.pop("resume_from")
+    with trained_again(trainer, arguments, state, *callbacks, trace, until=last_update):
+        return list(trace.updates)
+
+
+def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float | None = None) -> list[Any]:
+    """What some children have found, each with environment variables of its own.
 
     Raises:
-        NotCheckedError: if it has not.
+        NotCheckedError: if one has found nothing, within `seconds` if these are given.
     """
     children = [_started(job, own) for job, own in zip(jobs, variables, strict=True)]
     try:
@@ -193,10 +209,11 @@ def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float) -
         if job.file("error").exists():
             error = job.file("error").read_text(encoding="utf-8")
             raise NotCheckedError(f"a new process failed with {error}")
-    if not jobs[0].file("pickle").exists():
-        code = children[0].returncode
-        raise NotCheckedError(f"a new process ended with {code} within {seconds:.0f} seconds, without a result")
-    return pickle.loads(jobs[0].file("pickle").read_bytes())  # type: ignore[no-any-return]
+    for job, child in zip(jobs, children, strict=True):
+        if not job.file("pickle").exists():
+            within = "" if seconds is None else f" within {seconds:.0f} seconds"
+            raise NotCheckedError(f"a new process ended with {child.returncode}{within}, without a result")
+    return [pickle.loads(job.file("pickle").read_bytes()) for job in jobs]
 
 
 def two_ranks() -> list[dict[str, str]]:

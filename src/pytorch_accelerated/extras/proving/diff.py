@@ -269,7 +269,7 @@ class _Run:
         self.begin = next((position for position, folder in self.states.items() if folder in begins), None)
         newest, facts = saved[-1]
         self.updates = max(self.states)[0]
-        self.records = _records_of(read_run_history(newest))
+        self.records = records_of(read_run_history(newest))
         run = read_state(newest, ["run"])[1]["run"]
         pages = sorted(place.glob("*.html"))
         reading = require("pytorch_accelerated.extras.report.reading", needed_by="The page of a run") if pages else None
@@ -284,7 +284,8 @@ class _Run:
         }
 
 
-def _records_of(history: RunHistory) -> Records:
+def records_of(history: RunHistory) -> Records:
+    """What is compared of the records of a run."""
     found: Records = {}
     start = 0
     for step in history.step_records:
@@ -327,7 +328,7 @@ def _differing_groups(one: _Run, other: _Run, position: Position | None) -> dict
 def _obstacle(one: _Run, other: _Run) -> str:
     """What keeps two runs without an equal state from being compared."""
     folders = [run.states[min(run.states)] for run in (one, other)]
-    shapes = [{(name, each.shape) for name, each in _weights_in(folder).items()} for folder in folders]
+    shapes = [{(name, each.shape) for name, each in weights_in(folder).items()} for folder in folders]
     if all(shapes) and shapes[0].isdisjoint(shapes[1]):
         return "no weight of the one has the name and the shape of a weight of the other"
     is_shared = one.states.keys() & other.states.keys() or one.records.keys() & other.records.keys()
@@ -411,16 +412,17 @@ def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tu
         trainer, arguments = make()
         with trained_again(trainer, arguments, None if start is None else side.states[start], trace, until=last + 1):
             updates = {each.update: each._replace(first=None) for each in trace.updates}
-            records = _records_of(trainer.run_history)
+            records = records_of(trainer.run_history)
     # A callback may have changed the weights between two updates, before the state was saved or after it.
     digests = {each.weights_after for each in updates.values() if each.update == last}
     digests |= {each.weights for each in updates.values() if each.update == last + 1}
-    saved = [digest(_weights_in(folder)) for position, folder in side.states.items() if position[0] == last]
+    saved = [digest(weights_in(folder)) for position, folder in side.states.items() if position[0] == last]
     is_same = all(_first_difference(side.records, records, kind) is None for kind in ("step", "metric"))
     return updates, is_same and digests.issuperset(saved)
 
 
-def _weights_in(folder: Path) -> dict[str, torch.Tensor]:
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """The parameters and buffers in a training state, by name, as `weights_of` has them."""
     names = [name for name in part_names(read_manifest(folder)) if name in _WEIGHTS]
     parts = read_state(folder, names)[1]
     held = parts.pop("held", {})

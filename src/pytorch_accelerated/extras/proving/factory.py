@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,23 +35,31 @@ def make_run(place: str, without: Collection[str] = ()) -> tuple[Trainer, dict[s
     Raises:
         ConfigurationError: if there is no such function, or it returns something else.
     """
+    made = function_at(place)()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        raise ConfigurationError(
+            f"{place} returned a {type(made).__name__}, not a trainer and a dict of the arguments of "
+            f"`train`:\n{_EXAMPLE}"
+        )
+    return made[0], {name: value for name, value in made[1].items() if name not in without}
+
+
+def function_at(place: str) -> Callable[..., Any]:
+    """The function at a place such as "train.py:make_run", with the arguments that stand there.
+
+    Raises:
+        ConfigurationError: if there is no such function.
+    """
     found = re.fullmatch(r"(.+):(\w+(\(.*\))?)", place, re.DOTALL)  # an argument may have a colon, too
     source, call = found.groups()[:2] if found else ("", "")
     name, arguments, keywords = _parsed(call) if source else ("", [], {})
     if not name:
         raise ConfigurationError(f"{place!r} names no function. Give {HELP}.")
     _look_up(name, source)
-    module = _imported(source)
-    make = getattr(module, name, None)
-    if not callable(make):
+    function = getattr(_imported(source), name, None)
+    if not callable(function):
         raise _missing(name, source)
-    made = make(*arguments, **keywords)
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
-        raise ConfigurationError(
-            f"{name} of {source} returned a {type(made).__name__}, not a trainer and a dict of the arguments of "
-            f"`train`:\n{_EXAMPLE}"
-        )
-    return made[0], {name: value for name, value in made[1].items() if name not in without}
+    return functools.partial(function, *arguments, **keywords) if arguments or keywords else function
 
 
 def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:

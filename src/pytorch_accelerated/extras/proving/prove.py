@@ -413,9 +413,10 @@ class _Proving:
         return float(max(epsilon, lowest, of_device) ** (2 / 3))
 
     def _job(self, factory: Any, name: str, last_update: int, killed_in: int | None = None, **settings: Any) -> Job:
-        payload = children.payload_of(self._trainer, self._arguments, factory)
         settings = {**self._settings, "resume_from": self._folder / "whole" / "0", **settings}
-        return Job(payload, name, self._folder, settings, last_update, self._limit, killed_in)
+        limits: dict[str, Any] = {"last_update": last_update, "num_batches": self._limit, "killed_in": killed_in}
+        task = functools.partial(children.trace, settings=settings, **limits)
+        return Job(children.payload_of(self._trainer, self._arguments, factory, task), name, self._folder)
 
     def _killed(self, factory: Any) -> Check:
         """Killed within an epoch and at its end, and resumed in a new process each time."""
@@ -428,7 +429,7 @@ class _Proving:
         remedy, state = "", self._folder / "whole" / "0"
         for number, cut in enumerate([*([update + 1 for update in (*within[-1:], *ends)] or [1]), None]):
             job = self._job(factory, f"life_{number}", self._last, killed_in=cut, resume_from=state)
-            trained = children.run_jobs([job], [{"PYTHONHASHSEED": str(number + 1)}], self._seconds)
+            [trained] = children.run_jobs([job], [{"PYTHONHASHSEED": str(number + 1)}], self._seconds)
             if updates:  # what was evaluated before the first one may be in the state
                 one = self.reference[len(updates)]
                 trained[:1] = [each._replace(evaluation=one.evaluation, metrics=one.metrics) for each in trained[:1]]
@@ -445,14 +446,14 @@ class _Proving:
         """Why a new process, which was not killed yet, trains other updates than this one."""
         for seed, reason in (("1", _BY_PROCESS), ("2", _BY_HASH)):
             again = dataclasses.replace(job, name=f"with_{seed}")
-            if self._parting(children.run_jobs([again], [{"PYTHONHASHSEED": seed}], self._seconds), trained):
+            if self._parting(children.run_jobs([again], [{"PYTHONHASHSEED": seed}], self._seconds)[0], trained):
                 return reason
         return _BY_FACTORY
 
     def _on_two_ranks(self, factory: Any) -> Check:
         settings = self._halved()
         jobs = [self._job(factory, f"rank_{rank}", 1, **settings) for rank in range(2)]
-        updates = children.run_jobs(jobs, children.two_ranks(), self._seconds)
+        updates, _ = children.run_jobs(jobs, children.two_ranks(), self._seconds)
         if _first_of(updates).ranks != 2:
             raise NotCheckedError("the factory makes trainers that train alone")
         expected, rows = ((run[0].rows if run else ()) for run in (self.reference, updates))

@@ -61,7 +61,8 @@ class RunContents:
         environment: versions, device, command line.
         branch: where it left another run: `trunk`, `after_update`, and what was changed there, by name.
         notes: the user's own facts.
-        metrics: for each metric `name`, `role`, `quantity` and the lists `epoch`, `update` and `value`.
+        metrics: for each metric `name`, `role`, `quantity`, the lists `epoch`, `update` and `value`, and `is_measured`,
+            whether it was measured when the run was over.
         steps: the step records, one list for each field; `learning_rates` has one list for each group, `ranks` one for
             each rank, with its seconds of computation, of waiting for data, and of waiting for the others.
         best: for each metric that has a best value: `name`, `value`, `epoch`, `update`, `last`, `is_main`,
@@ -101,6 +102,8 @@ class RunContents:
         steps = history.step_records
         shown = [each for each in history.records if each.name not in history.names_not_shown]
         self.metrics = _metric_columns(shown, evaluation_sets)
+        for metric in self.metrics:
+            metric["is_measured"] = metric["name"] in history.names_measured_afterwards
         self.steps = _step_columns(steps)
         self.best = _best_values(self.metrics, history, watched or {})
         ends = [each.epoch for each in history.records[-1:]] + [each.epoch for each in steps[-1:]]
@@ -166,9 +169,10 @@ def _best_values(
         if record is not None:
             facts = {"role": metric["role"], "last": metric["value"][-1], "greater_is_better": greater}
             best.append({**record._asdict(), **facts, "is_main": name in watched, "is_watched": name in watched})
-    evaluated = [each for each in best if each["role"] not in ("train", "training")]
+    logged = [each for each in best if each["name"] not in history.names_measured_afterwards]
+    evaluated = [each for each in logged if each["role"] not in ("train", "training")]
     main = [each for each in best if each["is_main"]]
-    for each in (evaluated or best)[: _MAX_MAIN_METRICS - len(main)]:
+    for each in (evaluated or logged)[: _MAX_MAIN_METRICS - len(main)]:
         each["is_main"] = True
     return best
 

@@ -176,7 +176,7 @@ function panelsOf() {
       if (metric.name === "gradient_norm" && run.steps.gradient_norm?.some((norm) => norm !== null)) continue;
       const meaning = metric.role === "" ? metric.name : isTraining && metric.quantity === "loss" ? "train, epoch" : metric.role;
       add(metric.quantity, metric.quantity.replaceAll("_", " "), {
-        label: label(run, meaning), index: colour(metric.role || metric.name), run, r,
+        label: label(run, meaning + (metric.is_measured ? ", measured afterwards" : "")), index: colour(metric.role || metric.name), run, r,
         dash: isTraining, updates: metric.update, values: metric.value,
         best: run.best.find((best) => best.name === metric.name),
       });

@@ -13,7 +13,7 @@ from typing import Any
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.extras.report.contents import RunContents, branch_facts, data_in, write_page
 from pytorch_accelerated.extras.report.result import FORMAT, why_lost
-from pytorch_accelerated.states import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.states import MEASURED_FILE, list_states, looks_like_state, read_manifest
 from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 
@@ -41,6 +41,7 @@ def read_run(path: Path) -> RunContents:
             contents = _of_states(path, result)
         else:
             contents = _of_page(path.read_text(encoding="utf-8"))
+            _add_measured(contents, path)
         if result is not None:
             _add_result(contents, json.loads(result.read_text(encoding="utf-8")))
         if contents.state.get("status") == "running" and (reason := why_lost(contents.state)):
@@ -129,6 +130,17 @@ def _of_page(text: str) -> RunContents:
     if len(runs) != 1:
         raise RunFileError(f"it compares {len(runs)} runs, so give the page of each of them instead")
     return RunContents.from_json(runs[0])
+
+
+def _add_measured(contents: RunContents, page: Path) -> None:
+    """Add what was measured of the run on a page: of the states in its folder or one below, which only one page has."""
+    files = [*page.parent.glob(MEASURED_FILE), *page.parent.glob(f"*/{MEASURED_FILE}")]
+    if len(files) == 1 and sum(map(_shows_one_run, page.parent.glob("*.html"))) == 1:
+        added = RunContents("")
+        added.read_history(read_run_history(files[0].parent))
+        names = {each["name"] for each in added.metrics if each["is_measured"]}
+        contents.metrics += [each for each in added.metrics if each["name"] in names]
+        contents.best += [each for each in added.best if each["name"] in names]
 
 
 def _of_states(path: Path, result: Path | None) -> RunContents:
