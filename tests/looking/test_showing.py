@@ -98,6 +98,29 @@ def test_masks_lie_over_their_pictures():
     assert all(map(torch.equal, masks, [data[1][0], predicted[0], data[1][1], predicted[1]]))
 
 
+def test_scores_of_two_classes_or_of_labels_are_shown_as_what_they_are_for():
+    def predictions_of(model: nn.Module, loss_func: nn.Module, targets: torch.Tensor, **arguments: Any) -> Any:
+        trainer = make_trainer(
+            nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, targets.shape[1]), model), loss_func
+        )
+        shown = trainer.show_predictions((PICTURES, targets), per_device_batch_size=12, **arguments)
+        return [row.split("  ")[-1] for row in str(shown).splitlines()[1:]], trainer.predict(PICTURES)
+
+    found, scores = predictions_of(
+        nn.Identity(), nn.BCEWithLogitsLoss(), (CLASSES[:, None] > 1).float(), class_names=["low", "high"]
+    )
+    assert found == [["low", "high"][score > 0] for score in scores[:, 0]]
+    found, scores = predictions_of(nn.Sigmoid(), nn.BCELoss(), (CLASSES[:, None] > 1).float())
+    assert found == [str(int(score > 0.5)) for score in scores[:, 0]]
+    found, scores = predictions_of(nn.Identity(), nn.BCEWithLogitsLoss(), (NUMBERS > 0.5).float())
+    assert found == [", ".join(str(int(score > 0)) for score in row) for row in scores]
+
+    trainer = make_trainer(nn.Conv2d(3, 1, 1), nn.BCEWithLogitsLoss())
+    data = PICTURES, (PICTURES.sum(1, keepdim=True) > 1.5).float()
+    masks = [axes.images[1].get_array() for axes in trainer.show_predictions(data, samples=1).plot().axes[:1]]
+    assert torch.equal(torch.tensor(masks[0]), (trainer.predict(data)[0, 0] > 0).long())
+
+
 class Doubling(Trainer):
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         outputs = self.model(batch["series"] * 2)[0]

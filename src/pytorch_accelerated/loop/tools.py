@@ -196,7 +196,8 @@ class TrainerTools(TrainerHooks):
         """The first batch of an evaluation, with what the model predicts for each sample; otherwise as `show_batch`.
 
         Where loss function and shapes say that outputs are scores of classes, a prediction is the class with the
-        highest one, also for each pixel. Other outputs are shown as they are.
+        highest one, also for each pixel; of one score, or one for each label, it is 1 or 0. Other outputs are shown as
+        they are.
 
         Args:
             dataset: the data; default: the last evaluation dataset.

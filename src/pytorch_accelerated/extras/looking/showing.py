@@ -165,6 +165,10 @@ def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
         task = kind_of_task(trainer.loss_func, outputs, targets)
         if task.kind in ("binary", "multiclass") and task.dim is not None:
             outputs = outputs.argmax(task.dim)
+        elif task.kind in ("binary", "labels") and task.scores in ("logits", "probabilities"):
+            outputs = task.classes_of(outputs)
+            if task.kind == "binary" and outputs.ndim > 1:
+                outputs = outputs.squeeze(1)  # as class numbers, and masks, are
     except HookOutputError as error:
         notes = [f"The outputs are shown as they are. {error}"]
     shown = Shown(seen, {"prediction": outputs}, wishes)
