@@ -57,6 +57,12 @@ def rates(trainer: Trainer) -> list[Any]:
     return [record.learning_rates for record in trainer.run_history.step_records]
 
 
+def averages(folder: Path) -> list[Any]:
+    """Two callbacks that differ in their paths only, whose states count."""
+    paths = {0.9: folder / "slow.pt", 0.5: folder / "fast.pt"}
+    return [ModelEmaCallback(decay, save_path=path, name=path.stem) for decay, path in paths.items()]
+
+
 EVERYTHING: dict[str, Any] = {
     "optimizer": SGD,
     "create_scheduler_fn": CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1),
@@ -70,11 +76,11 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize("update", [1, 12, 15, 24])
 @pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_without_a_change_the_branch_is_the_trunk(update: int, changes: dict[str, Any], tmp_path: Path) -> None:
-    averages = [ModelEmaCallback(decay=0.9, save_path=tmp_path / name) for name in ("a.pt", "b.pt", "c.pt")]
-    whole, _ = train(tmp_path / "states", averages[0], **changes)
+    whole, _ = train(tmp_path / "states", *averages(tmp_path / "a"), **changes)
     before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "states").rglob("*"))
-    same = functools.partial(make, averages[1], **changes)
-    found = branch(tmp_path / "states", update, tmp_path / "b", averages[2], trunk=same, **changes)
+    same = functools.partial(make, *averages(tmp_path / "a"), **changes)
+    callbacks = averages(tmp_path / "b")
+    found = branch(tmp_path / "states", update, tmp_path / "b", *callbacks, trunk=same, **changes)
     assert_same(weights(found), weights(whole), "weights")
     assert_same(found.optimizer.state_dict(), whole.optimizer.state_dict(), "optimizer")
     assert found.run_history.records == whole.run_history.records

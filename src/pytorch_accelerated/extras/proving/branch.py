@@ -91,9 +91,8 @@ def _begin(trainer: Trainer, given: Any, trunk: Trainer, arguments: Any, states:
         raise ConfigurationError(
             "This trainer has trained, so its settings may not be those that it was made with. Make it again."
         )
-    writing = _told_apart_by_path(trunk), _told_apart_by_path(trainer)
-    shared = {each.state_key for each in writing[0]}
-    if twice := [each.state_key for each in writing[1] if each.state_key in shared]:
+    writing, others = _told_apart_by_path(trainer), {each.state_key for each in _told_apart_by_path(trunk)}
+    if twice := [each.state_key for each in writing if each.state_key in others]:
         raise ConfigurationError(
             f"{twice[0]} of the trunk writes there, too. Give the callback of the branch another path."
         )
@@ -105,7 +104,8 @@ def _begin(trainer: Trainer, given: Any, trunk: Trainer, arguments: Any, states:
             source = _saved_at(update, scratch / "state", trunk, arguments, source)
         manifest = ranks.do_on_first(lambda: verify.verify(source))
         position = ranks.do_on_first(lambda: read_state(source, ["run"])[1]["run"]["run_state"])
-        before, after = [_found_at_start(*run, position) for run in ((trunk, arguments), (trainer, given))]
+        left_out, runs = arguments.get("leave_out"), ((trunk, arguments), (trainer, given))
+        before, after = (_found_at_start(*run, position, left_out) for run in runs)
         _refuse_other_rows(trainer, manifest.facts["seed"], before, after)
         names = {**before.words, **after.words}
         texts = {name: (before.words.get(name, "none"), after.words.get(name, "none")) for name in names}
@@ -114,12 +114,13 @@ def _begin(trainer: Trainer, given: Any, trunk: Trainer, arguments: Any, states:
         facts = {**manifest.facts, "branch_of": [*manifest.facts.get("branch_of", []), origin]}
 
         def write() -> None:
-            parts = _with_settings(source, before, after) | _with_other_keys(source, *writing)
+            parts = _with_settings(source, before, after) | _with_other_keys(source, writing)
             _publish(source, final, dataclasses.replace(manifest, facts=facts), parts)
 
         ranks.do_on_first(write)
     finally:
-        ranks.do_on_first(lambda: shutil.rmtree(scratch, ignore_errors=True))
+        if ranks.is_first:
+            shutil.rmtree(scratch, ignore_errors=True)
     trainer.print(f"Branch of {states} after update {update}. Changed from here on:{'' if changed else ' nothing'}")
     for name, (old, new) in changed.items():
         trainer.print(f"  {name}: {old} -> {new}")
@@ -130,10 +131,15 @@ def _told_apart_by_path(trainer: Trainer) -> list[Any]:
 
 
 class _Save(TrainerCallback):
-    """Saves the state after an update."""
+    """Saves the state after an update; files of `writing` callbacks go next to it, once they have their states."""
 
-    def __init__(self, update: int, folder: Path) -> None:
-        self._update, self._folder = update, folder
+    def __init__(self, update: int, folder: Path, writing: list[Any]) -> None:
+        self._update, self._folder, self._writing = update, folder, writing
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        for number, each in enumerate(self._writing):
+            name = next(name for name in ("save_path", "save_dir", "path") if hasattr(each, name))
+            setattr(each, name, self._folder.parent / str(number) / Path(getattr(each, name)).name)
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.run_state.updates == self._update:
@@ -143,16 +149,12 @@ class _Save(TrainerCallback):
 def _saved_at(update: int, folder: Path, trunk: Trainer, arguments: Any, source: Path | None) -> Path:
     """A state of the trunk after an update after which it saved none.
 
-    Callbacks with a state, such as an average of weights, take part, and write next to it.
+    Callbacks that write and have a state, such as an average of weights, take part; not those that save states.
     """
-    left_out = [each for each in _told_apart_by_path(trunk) if hasattr(each, "load_state_dict")]
-    left_out = [each for each in left_out if not each.takes_part_in_preflight]
-    for number, each in enumerate(left_out):
-        name = next(name for name in ("save_path", "save_dir", "path") if hasattr(each, name))
-        setattr(each, name, folder.parent / str(number) / Path(getattr(each, name)).name)
-    with trained_again(
-        trunk, arguments, source, *left_out, _Save(update, folder), until=update, rolls_back=bool(source)
-    ):
+    writing = [each for each in _told_apart_by_path(trunk) if not isinstance(each, SaveTrainingStateCallback)]
+    left_out = [each for each in writing if hasattr(each, "load_state_dict") and not each.takes_part_in_preflight]
+    watching = _Save(update, folder, left_out), *left_out
+    with trained_again(trunk, arguments, source, *watching, until=update, rolls_back=bool(source)):
         refuse_shorter(trunk, update)
     return folder
 
@@ -204,9 +206,10 @@ class _AtStart(TrainerCallback):
                 trainer.scheduler_step()
 
 
-def _found_at_start(trainer: Trainer, arguments: Mapping[str, Any], position: Mapping[str, Any]) -> _AtStart:
+def _found_at_start(trainer: Trainer, arguments: Any, position: Mapping[str, Any], left_out: Any) -> _AtStart:
     found = _AtStart(position, by_epoch=arguments.get("step_scheduler") == "epoch")
-    with trained_again(trainer, {**arguments, "leave_out": None}, None, found, until=1):
+    # What the branch alone leaves out makes the trunk's part of the run no shorter.
+    with trained_again(trainer, {**arguments, "leave_out": left_out}, None, found, until=1):
         found.words["leave_out"] = str(arguments.get("leave_out"))
         return copy.copy(found)  # afterwards it is as before, too
 
@@ -260,18 +263,19 @@ def _with_settings(source: Path, before: _AtStart, after: _AtStart) -> dict[str,
     return parts
 
 
-def _with_other_keys(source: Path, old: list[Any], new: list[Any]) -> dict[str, Encoded]:
+def _with_other_keys(source: Path, callbacks: list[Any]) -> dict[str, Encoded]:
     """The parts with states of callbacks, under the paths to which those of the branch write, in the same order."""
-    kinds = {type(each) for each in old}
-    alike = [([each.state_key for each in side if type(each) is kind] for side in (old, new)) for kind in kinds]
-    keys = dict(pair for sides in alike for pair in zip(*sides, strict=False))
-    parts = {}
-    for file in [source / "callbacks.json", *source.glob("rank_*.json")]:
+    parts, saved = {}, json.loads((source / "callbacks.json").read_bytes())
+    keys: dict[str, str] = {}
+    for kind in {type(each).__name__ for each in callbacks}:
+        old = [key for key in saved if key.startswith(f"{kind}(")]
+        new = [each.state_key for each in callbacks if type(each).__name__ == kind]
+        keys |= {key: other for key, other in zip(old, new, strict=False) if saved[key]}
+    for file in [source / "callbacks.json", *source.glob("rank_*.json")] if keys else []:
         structure = json.loads(file.read_bytes())
         states = structure if file.stem == "callbacks" else structure.get("callbacks", {})
-        if any(states.get(key) for key in keys):
-            renamed = {keys.get(key, key): state for key, state in states.items()}
-            parts[file.stem] = Encoded(renamed if states is structure else {**structure, "callbacks": renamed}, {})
+        renamed = {keys.get(key, key): state for key, state in states.items()}
+        parts[file.stem] = Encoded(renamed if states is structure else {**structure, "callbacks": renamed}, {})
     return parts
 
 
