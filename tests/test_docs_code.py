@@ -85,6 +85,7 @@ SHOWN = {
     "how_to/debugging.md": "Loss spike in epoch 3",
     "how_to/programs.md": "3 discard {'lr': 1e+30",
     "how_to/spike.md": "update 4102: 240.4",
+    "how_to/any_processes.md": "The runs are equal",
     "how_to/another_curve.md": "row 412: label 6 on Monday, 8 on Friday",
 }
 
@@ -96,6 +97,7 @@ def name_of(page: Path) -> str:
 # Each takes up to half a minute, and what they show has tests of its own.
 LONG = (
     "how_to/another_curve.md",
+    "how_to/any_processes.md",
     "how_to/branch.md",
     "how_to/images.md",
     "how_to/object_detection.md",
