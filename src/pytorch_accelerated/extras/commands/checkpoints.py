@@ -87,6 +87,8 @@ class _Found(NamedTuple):
         text = ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
         if name == "left_out":
             text = "; ".join(str(LeftOut(**one)) for one in value)
+        if name == "branch_of":
+            text = "; ".join(f"{one['trunk']} after update {one['update']}" for one in reversed(value))
         if name == "epochs" and rows and "samples_in_epoch" in facts:
             text = f"{value + facts['samples_in_epoch'] % rows / rows:.2f}".removesuffix(".00")
         shown = printable(text)
