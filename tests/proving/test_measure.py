@@ -347,6 +347,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both": ({"every": 3, "updates": [9]}, "Give one of them"),
     "none": ({"updates": []}, "numbers from 1 to 24"),
     "behind the end": ({"updates": [25]}, "the newest state in .* is after update 24"),
+    "no numbers": ({"updates": "every"}, "numbers from 1 to 24"),
     "before the beginning": ({"updates": [0, 9]}, "numbers from 1 to 24"),
     "too far apart": ({"every": 25}, "numbers from 1 to 24"),
     "no distance": ({"every": 0}, "`every`"),

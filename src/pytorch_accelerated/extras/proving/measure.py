@@ -133,7 +133,8 @@ def _plan(
     last = found[-1][0]
     if every is not None:
         check_positive_count("every", every)
-    chosen = set(range(every or 1, last + 1, every or 1) if updates is None else updates)
+    wanted = range(every or 1, last + 1, every or 1) if updates is None else updates
+    chosen = set(wanted) if isinstance(wanted, Iterable) else {wanted}
     if (every is not None and updates is not None) or not chosen or not chosen <= set(range(1, last + 1)):
         raise ConfigurationError(
             f"`measure` got `every` {every!r} and `updates` {updates!r}, but the newest state in {place} is after "
@@ -146,11 +147,13 @@ def _plan(
         )
     steps = {each: values for each, values in records_of(history).items() if each[0] == "step"}
     gaps = [end - start for _, start, end in steps]
-    newest = [digest(weights_in(folder)) for updates, folder in found if updates == last]
+    ends = {end for _, _, end in steps}
+    # A run that was killed has saved weights behind its last record.
+    newest = [digest(weights_in(folder)) for at, folder in found if at == last and last not in ends]
     names = {each.name for each in history.records} - history.names_measured_afterwards
     recorded = Recorded(steps, gaps[0] if gaps and gaps[0] == max(gaps) else None, names, newest)
     starts: dict[int, Path | None] = {0: None, **{start: folder for start, folder in found if start < last}}
-    return recorded, _shares(sorted(chosen), starts, sorted({last, *(end for *_, end in steps)}), processes)
+    return recorded, _shares(sorted(chosen), starts, sorted({last} | ends), processes)
 
 
 def _shares(
