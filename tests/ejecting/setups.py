@@ -22,6 +22,7 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
 )
+from pytorch_accelerated.schedulers import one_cycle
 
 Run = tuple[Trainer, dict[str, Any]]
 
@@ -202,6 +203,16 @@ def scheduled_per_update() -> Run:
     return run(create_scheduler_fn=partial(OneCycleLR, max_lr=0.1, total_steps=LENGTH), optimizer=torch.optim.AdamW)
 
 
+def one_cycle_for_groups() -> Run:
+    def optimizer(model: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            [{"params": model[:2].parameters(), "lr": 1e-3}, {"params": model[2].parameters()}], 0.01
+        )
+
+    optimizer.of_model = True  # type: ignore[attr-defined]
+    return run(optimizer=optimizer, create_scheduler_fn=one_cycle(), gradient_clip_norm=0.1)
+
+
 def scheduled_per_epoch() -> Run:
     return run(create_scheduler_fn=lambda optimizer: ExponentialLR(optimizer, 0.5), step_scheduler="epoch")
 
@@ -228,7 +239,10 @@ def stopping_early_with_the_best() -> Run:
 
 
 def several_optimizers() -> Run:
-    schedules = {"head": partial(ExponentialLR, gamma=0.9), "body": lambda optimizer: ExponentialLR(optimizer, 0.8)}
+    schedules = {
+        "head": partial(OneCycleLR, max_lr=0.1, total_steps=LENGTH),
+        "body": lambda optimizer: ExponentialLR(optimizer, 0.8),
+    }
     return run(optimizer=two_optimizers, create_scheduler_fn=schedules, gradient_clip_norm=0.5)
 
 
@@ -240,6 +254,13 @@ def weighted_loss() -> Run:
     loss = nn.CrossEntropyLoss(torch.tensor([0.3, 1.7, 0.9]), ignore_index=1)
     sets = {"train_dataset": data(classes=True), "eval_dataset": data(19, classes=True)}
     return run(loss=loss, gradient_accumulation_steps=2, **sets)
+
+
+def ignored_targets_in_the_evaluation() -> Run:
+    inputs, targets = data(19, classes=True)
+    targets[::3] = IGNORED
+    sets = {"train_dataset": data(classes=True), "eval_dataset": (inputs, targets)}
+    return run(loss=nn.CrossEntropyLoss(), gradient_accumulation_steps=2, **sets)
 
 
 def batch_norm() -> Run:
@@ -401,8 +422,9 @@ def random_setup(seed: int) -> Run:
 
 
 SETUPS = (
-    *(accumulating, accumulating_in_a_long_epoch, scheduled_per_update, scheduled_per_epoch, scheduled_by_a_metric),
-    *(clipping_the_norm, clipping_values, averaging, stopping_early_with_the_best, several_optimizers, schedule_free),
-    *(weighted_loss, batch_norm, dropout, workers, random_augmentation, mixing_in_the_collate_function),
-    *(dicts_in_columns, padded_texts, counted_items, bfloat16, distilling, hooks_that_call_ours, several_labels),
+    *(accumulating, accumulating_in_a_long_epoch, scheduled_per_update, one_cycle_for_groups, scheduled_per_epoch),
+    *(scheduled_by_a_metric, clipping_the_norm, clipping_values, averaging, stopping_early_with_the_best),
+    *(several_optimizers, schedule_free, weighted_loss, ignored_targets_in_the_evaluation, batch_norm, dropout),
+    *(workers, random_augmentation, mixing_in_the_collate_function, dicts_in_columns, padded_texts, counted_items),
+    *(bfloat16, distilling, hooks_that_call_ours, several_labels),
 )

@@ -241,6 +241,17 @@ def make_run():
 """
 
 
+HUGGING_FACE = """
+from torch import nn
+
+from pytorch_accelerated.huggingface import Trainer, TrainingArguments
+
+def make_run():
+    arguments = TrainingArguments("out", use_cpu=True, report_to="none")
+    return Trainer(nn.Linear(4, 1), arguments, train_dataset=[{"input": 1}]), {}
+"""
+
+
 def test_the_command_writes_a_file_and_replaces_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,3 +263,6 @@ def test_the_command_writes_a_file_and_replaces_none(
     assert callable(module_of(Path("plain.py")).train)
     assert main(["eject", "--run", "making_a_run.py:make_run", "plain.py"]) == 2
     assert "plain.py exists" in capsys.readouterr().err
+    Path("of_transformers.py").write_text(HUGGING_FACE, encoding="utf-8")
+    assert main(["eject", "--run", "of_transformers.py:make_run", "other.py"]) == 2
+    assert "not a Hugging Face one" in capsys.readouterr().err

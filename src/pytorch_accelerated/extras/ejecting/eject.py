@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import json
 import operator
 import re
 import string
 import sys
 import textwrap
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import pytorch_accelerated
 from pytorch_accelerated import callbacks as known
@@ -64,10 +66,12 @@ _SETTINGS = {
     *("train_dataset", "eval_dataset", "create_scheduler_fn", "collate_fn", "reset_run_history"),
     *("train_dataloader_kwargs", "eval_dataloader_kwargs"),
 }
-# What a script may import, where its text has the name.
-_IMPORTS = {name: f"import {name}" for name in ("copy", "hashlib", "random", "torch")} | {"np": "import numpy as np"}
-_IMPORTS |= {"SimpleNamespace": "from types import SimpleNamespace"}
-_OF_DATA = ("StackDataset", "TensorDataset", "default_collate")
+# What a script imports if it has the name.
+_IMPORTS = (
+    *("import copy", "import hashlib", "import random", "import torch", "import numpy as np"),
+    "from types import SimpleNamespace",
+    *(f"from torch.utils.data import {name}" for name in ("StackDataset", "TensorDataset", "default_collate")),
+)
 
 
 def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> Path:
@@ -78,11 +82,9 @@ def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> P
     facts = _Facts(_facts_of(trainer, arguments), module=path.stem, version=pytorch_accelerated.__version__)
     head, _, body = "\n".join(facts.kept(_TEMPLATE.read_text(encoding="utf-8").splitlines())).partition("$imports")
     body = _used(_Text(body).safe_substitute(facts).split("\n\n\n"))
-    words, used = set(re.findall(r"\w+", body)), set(re.findall(r"(?<!\.)\b\w+(?=[.()])", body))
+    words = set(re.findall(r"(?<!\.)\b\w+", body))
     facts["parameters"] = ", ".join(name for name in facts["may_be_given"] if name in words)
-    lines = {line for name, line in _IMPORTS.items() if name in used} | facts["imports"]
-    if of_data := [name for name in _OF_DATA if name in used]:
-        lines.add(f"from torch.utils.data import {', '.join(of_data)}")
+    lines = {line for line in _IMPORTS if line.split()[-1] in words} | facts["imports"]
     text = f"{_Text(head).substitute(facts)}{_sorted(lines)}{body.replace('$parameters', facts['parameters'])}\n"
     write_whole(path, [text.encode()])
     return path
@@ -90,15 +92,14 @@ def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> P
 
 def _used(blocks: list[str]) -> str:
     """The functions that the ones after them use, and everything that isn't a function."""
-    used: list[str] = []
-    names: set[str] = set()
+    used, names = list[str](), list[str]()
     for block in reversed(blocks):
         found = re.match(r"(?:@.*\n)?def (\w+)", block)
         if found is None or found[1] == "train" or any(re.search(rf"\b{found[1]}\(", each) for each in used):
             used.insert(0, block)
-            if found is not None and (len(names) == len(names | {found[1]})):
-                raise refused(f"the hooks use a function `{found[1]}`, as the script does", "Give it another name.")
-            names |= {found[1]} if found is not None else set()
+            names += [found[1]] if found else []
+    if len({*names}) < len(names):
+        raise refused("a function of the hooks has a name of the script's", f"The script's are {', '.join(names)}.")
     return "\n\n\n".join(used)
 
 
@@ -163,19 +164,26 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
     left_out += [f"{train.workers} workers"] * bool(train.workers)
     left = textwrap.fill(f"Left out, because they change no bit: {', '.join(left_out)}.", 120)
     share = "count / sum(items)" if train.is_counted else f"len({train.each}) / len(update)"
-    backward = "hooks.backward_step({})" if own.has.backward_step else "({}).backward()"
+    weighted = f"{train.loss} * ({share})"
+    backward = "hooks.backward_step({})" if own.has.backward_step else "{}.backward()"
     losses = ["train_loss", *["eval_loss"] * bool(evaluation)]
     losses += ["average_loss"] * bool(parts["average"] and parts["average"].metric)
-    optimizing = _optimizing(trainer, own, arguments, settings, config, is_cut=is_cut)
+    optimizing = _optimizing(trainer, arguments, settings, config)
+    if optimizing["has_modes"] and (optimizing["several"] or parts["average"] or is_cut):
+        raise refused("an optimizer with modes is one of several, averaged, or cut within an epoch", "Give another.")
+    if optimizing["several"] and ("optimizer" in own.values or own.has.optimizer_step):
+        raise refused("a hook uses multiple optimizers", "Give one optimizer.")
     evaluates = "" if evaluation is None else f"{evaluation.batch} {evaluation.call} {evaluation.items}"
     evaluating = [name for name in ("loss_func", "hooks", "collate_fn", "seed") if re.search(rf"\b{name}\b", evaluates)]
+    kinds = {"loss_func": trainer.loss_func, **own.values, "model": None}
+    modules = [name for name, value in kinds.items() if isinstance(value, nn.Module)]
     may_be_given = ["model", "loss_func", optimizing["optimizer"], "train_dataset", "eval_dataset"]
     may_be_given += ["create_scheduler_fn", "collate_fn", *own.parameters]
     return {
         **parts,
         **optimizing,
         "autocasts": str(trainer.run_context.parts.accelerator.mixed_precision) == "bf16",
-        "backward": backward.format(train.loss).replace("(loss)", "loss"),
+        "backward": backward.format(train.loss),
         "config": config,
         "device": None if trainer.device.type == "cpu" else trainer.device,
         "ends_within_epoch": is_cut,
@@ -185,7 +193,7 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "imports": own.imports | optimizing["imports"],
         "left_out": f"\n{left}" if left_out else "",
         "losses": " + ".join(losses),
-        "moves_loss": isinstance(trainer.loss_func, nn.Module),
+        "moved": "\n    ".join(f"{name}.to(DEVICE)" for name in modules),
         "own": own,
         "may_be_given": dict.fromkeys(may_be_given),
         "per_update": f", {train.size * steps} per update" if steps > 1 else "",
@@ -195,7 +203,7 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "settings": settings,
         "train": train,
         "trainer": trainer,
-        "weighted_backward": backward.format(f"{train.loss} * ({share})"),
+        "weighted_backward": backward.format(weighted if own.has.backward_step else f"({weighted})"),
     }
 
 
@@ -235,77 +243,62 @@ def _config_of(settings: TrainSettings, train: Batches, evaluation: Batches | No
     return TrainerRunConfig(**config), updates % per_epoch > 0
 
 
-def _optimizing(
-    trainer: Trainer,
-    own: OwnCode,
-    arguments: Mapping[str, Any],
-    settings: TrainSettings,
-    config: TrainerRunConfig,
-    *,
-    is_cut: bool,
-) -> dict[str, Any]:
+def _optimizing(trainer: Trainer, arguments: Mapping[str, Any], settings: TrainSettings, config: Any) -> dict[str, Any]:
     """The facts about optimizers and schedules."""
-    several = trainer.optimizer if isinstance(trainer.optimizer, Optimizers) else None
-    names = [] if several is None else [int(name) if name.isdigit() else name for name in several.by_name]
+    one, given = trainer.optimizer, arguments.get("create_scheduler_fn")
+    names: list[Any] = []
+    if is_several := isinstance(one, Optimizers):
+        names = [int(name) if name.isdigit() else name for name in one.by_name]
     all_of = "optimizers.values()" if any(isinstance(name, str) for name in names) else "optimizers"
-    every = [each for group in trainer.optimizer.param_groups for each in group["params"] if each.requires_grad]
+    every = [each for group in one.param_groups for each in group["params"] if each.requires_grad]
     is_model = [*map(id, every)] == [id(each) for each in trainer.model.parameters() if each.requires_grad]
-    has_modes = any(callable(getattr(each, "train", None)) for each in several or [trainer.optimizer])
-    averages = any(isinstance(each, ModelEmaCallback) for each in trainer.callback_handler)
-    if has_modes and (several is not None or averages or is_cut):
-        raise refused("an optimizer with modes is one of several, averaged, or cut within an epoch", "Give another.")
-    if several is not None and ("optimizer" in own.values or own.has.optimizer_step):
-        raise refused("a hook uses multiple optimizers", "Give one optimizer.")
-    given, makes, metric = arguments.get("create_scheduler_fn"), ("", ""), None
-    if given is not None and (several is None) is not callable(given):
+    if given is not None and callable(given) is is_several:
         raise refused("the schedule is not one for each optimizer", "Give one for each.")
-    if several is not None and given is not None:
-        by_name = {name: given[name] for name in (given if isinstance(given, Mapping) else names)}
-        if any(is_ours(leaf) for each in by_name.values() if each is not None for leaf in _parts_within(each)):
-            raise refused("a schedule needs this library", "Give functions that make schedules of torch.")
-        chosen = [name for name, each in by_name.items() if each is not None]
-        makes = f"[create_scheduler_fn[name](optimizers[name]) for name in {chosen!r}]", ""
-    elif given is not None:
-        makes, is_plateau = _schedule(trainer.optimizer, given, config)
-        if is_plateau:
-            metric = _metric(settings.scheduler_metric, arguments.get("eval_dataset"), "The schedule")
-    by_epoch = metric is not None or settings.step_scheduler == "epoch"
+    asked = {"": given}
+    if is_several and given is not None:
+        asked = {name: given[name] for name in (given if isinstance(given, Mapping) else names)}
+    made: list[tuple[str, str, bool]] = []
+    for name, function in asked.items():
+        if function is not None:
+            place, optimizer = (f"[{name!r}]", one[name]) if is_several else ("", one)
+            of = f"optimizers{place}" if is_several else "optimizer"
+            made.append(_schedule(optimizer, function, f"create_scheduler_fn{place}", of, config))
+    is_plateau, metric = any(each for *_, each in made), ""
+    if is_plateau:
+        metric = _metric(settings.scheduler_metric, arguments.get("eval_dataset"), "The schedule")
+    by_epoch = is_plateau or settings.step_scheduler == "epoch"
     return {
         "all_optimizers": all_of,
-        "has_modes": has_modes,
-        "imports": {makes[1]} - {""},
-        "optimizer": "optimizer" if several is None else "optimizers",
-        "plateau_metric": metric or "",
-        "schedules_epochs": bool(makes[0]) and by_epoch,
-        "schedules_updates": bool(makes[0]) and not by_epoch,
-        "scheduler": makes[0],
-        "several": several is not None,
-        "trained": "model.parameters()" if is_model else f"parameters_of({all_of if names else '[optimizer]'})",
+        "has_modes": any(callable(getattr(each, "train", None)) for each in (one if is_several else [one])),
+        "imports": {line for _, line, _ in made if line},
+        "optimizer": "optimizers" if is_several else "optimizer",
+        "plateau_metric": metric,
+        "schedules_epochs": bool(made) and by_epoch,
+        "schedules_updates": bool(made) and not by_epoch,
+        "scheduler": ",\n        ".join(source for source, *_ in made),
+        "several": is_several,
+        "trained": "model.parameters()" if is_model else f"parameters_of({all_of if is_several else '[optimizer]'})",
     }
 
 
-def _schedule(optimizer: Any, given: Any, config: TrainerRunConfig) -> tuple[tuple[str, str], bool]:
-    """What makes the schedule, what that imports, and whether it watches a metric: it is made once, for a copy."""
-    function = replace_trainer_placeholder_values(types.SimpleNamespace(run_config=config), given)
+def _schedule(optimizer: Any, given: Any, name: str, of: str, config: Any) -> tuple[str, str, bool]:
+    """What makes a schedule, what that imports, and whether it watches a metric: it is made once, for a copy."""
+    function = replace_trainer_placeholder_values(SimpleNamespace(run_config=config), given)
     with kept() as before:
         before.generators()
         made = function(copy.deepcopy(optimizer))
-    is_plateau = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
     inner = function if isinstance(function, functools.partial) else functools.partial(function)
-    kind, values = inner.func, [*inner.args, *inner.keywords.values()]
-    if getattr(kind, "__module__", "") == torch.optim.lr_scheduler.__name__ and all(map(is_literal, values)):
-        arguments = [
-            "optimizer",
-            *map(repr, inner.args),
-            *(f"{name}={each!r}" for name, each in inner.keywords.items()),
-        ]
-        call = f"{kind.__name__}({', '.join(arguments)})"
-        return (call, f"from {kind.__module__} import {kind.__name__}"), is_plateau
-    if any(map(is_ours, [made, *_parts_within(given)])):
-        raise refused(
-            "the schedule needs this library", "Give a function that makes a schedule of torch, with numbers."
-        )
-    return ("create_scheduler_fn(optimizer)", ""), is_plateau
+    kind, keywords = inner.func, dict(inner.keywords)
+    if is_ours(kind) and type(made) is OneCycleLR:  # of `one_cycle`
+        rates = [group["lr"] for group in optimizer.param_groups]
+        kind, keywords["max_lr"] = OneCycleLR, keywords["max_lr"] or (rates if len(rates) > 1 else rates[0])
+    source, line = f"{name}({of})", ""
+    if kind.__module__ == OneCycleLR.__module__ and is_literal([*inner.args, *keywords.values()]):
+        shown = [of, *map(repr, inner.args), *(f"{key}={value!r}" for key, value in keywords.items())]
+        source, line = f"{kind.__name__}({', '.join(shown)})", f"from {kind.__module__} import {kind.__name__}"
+    elif any(map(is_ours, [made, *_parts_within(given)])):
+        raise refused("the schedule needs this library", "Give a function that makes one of torch, with numbers.")
+    return source, line, isinstance(made, ReduceLROnPlateau)
 
 
 def _parts_within(function: Any) -> Iterable[Any]:
@@ -342,9 +335,7 @@ def _parts_of(trainer: Trainer, evaluation: Batches | None) -> tuple[dict[str, A
                 raise refused("a hook evaluates an average", "Give `evaluate_during_training=False`.")
         elif name in ("best", "stop"):
             metric = _metric(callback.watch_metric, evaluation, kind.__name__)
-        path, is_greater = repr(str(getattr(callback, "save_path", ""))), getattr(callback, "greater_is_better", False)
-        gain = f"{metric} - best_to_stop" if is_greater else f"best_to_stop - {metric}"
-        parts[name] = types.SimpleNamespace(
-            callback=callback, gain=gain, metric=metric, path=path, sign="<>"[is_greater]
-        )
+        path, is_greater = json.dumps(str(vars(callback).get("save_path"))), vars(callback).get("greater_is_better")
+        gain, sign = (f"{metric} - best_to_stop", ">") if is_greater else (f"best_to_stop - {metric}", "<")
+        parts[name] = SimpleNamespace(callback=callback, gain=gain, metric=metric, path=path, sign=sign)
     return parts, left_out

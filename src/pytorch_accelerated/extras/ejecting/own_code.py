@@ -42,9 +42,10 @@ def is_ours(value: Any) -> bool:
 
 def is_literal(value: Any) -> bool:
     """Whether `repr` of a value is its source."""
-    if isinstance(value, (tuple, list)):
-        return all(map(is_literal, value))
-    return value is None or isinstance(value, (bool, int, str)) or (type(value) is float and value - value == 0)
+    if type(value) in (tuple, list, dict):
+        parts = [*value, *value.values()] if type(value) is dict else value
+        return all(map(is_literal, parts))
+    return type(value) in (bool, int, str, type(None)) or (type(value) is float and value - value == 0)
 
 
 class OwnCode:
@@ -53,6 +54,7 @@ class OwnCode:
     Attributes:
         has: which hooks are overridden, by name.
         ours: which of `Trainer`'s own versions they call by `super()`.
+        calls_ours: whether they call any.
         values: the trainer's parts and attributes that they use.
         parameters: those of them that the script's function must get.
         imports: lines.
@@ -68,9 +70,7 @@ class OwnCode:
         self._kinds = [kind for kind in type(trainer).__mro__ if is_users_class(kind) and kind is not object]
         self._ours = next(kind for kind in type(trainer).__mro__ if not is_users_class(kind))
         if (self._ours.__module__, self._ours.__name__) != ("pytorch_accelerated.trainer", "Trainer"):
-            raise refused(
-                f"the trainer is a {self._ours.__module__}.{self._ours.__name__}", "Use the native `Trainer`."
-            )
+            raise refused(f"the trainer is a {self._ours.__module__}.{self._ours.__name__}", "Use `Trainer`.")
         if own := [name for name in vars(trainer) if callable(getattr(type(trainer), name, None))]:
             raise refused(f"the trainer's {', '.join(own)} was replaced", "Override the methods in a subclass.")
         names = {name for kind in self._kinds for name in vars(kind) if hasattr(self._ours, name) and name[:2] != "__"}
@@ -84,11 +84,11 @@ class OwnCode:
         for name in _HOOKS:
             if name in names:
                 self._copy_method(name)
-        self.parameters: list[str] = []
+        self.calls_ours, self.parameters = any(vars(self.ours).values()), list[str]()
         self.source, self.hooks = self._written() if names else ("", "")
 
     def _written(self) -> tuple[str, str]:
-        kind, classes = "Defaults" if any(vars(self.ours).values()) else "SimpleNamespace", []
+        kind, classes = "Defaults" if self.calls_ours else "SimpleNamespace", []
         for each, methods in self._methods.items():
             if methods:
                 doc = [f'    """{line}"""' for line in (each.__doc__ or "").splitlines()[:1]]
@@ -134,9 +134,7 @@ class OwnCode:
         if any(hasattr(vars(kind).get(name), "__get__") for kind in self._kinds) or name in _HOOKS:
             self._copy_method(name)
         elif name in _OF_RUN or (hasattr(self._ours, name) and name not in (*vars(trainer), *_PARTS)):
-            raise refused(
-                f"{user} uses `self.{name}`", f"A script has {', '.join(_PARTS)}, and attributes of your own."
-            )
+            raise refused(f"{user} uses `self.{name}`", f"A script has {', '.join(_PARTS)}, and what you added.")
         elif hasattr(trainer, name):
             self.values[name] = getattr(trainer, name)
 
@@ -149,14 +147,13 @@ class OwnCode:
             raise refused(f"{name} has no source that can be copied", "Define it in a file, with `def`.") from error
         module = inspect.getmodule(value)
         known = {**vars(module), **(inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {})}
-        hints = [
-            hint
-            for node in ast.walk(tree)
-            for hint in (getattr(node, "annotation", None), getattr(node, "returns", None))
-        ]
+        hints = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
         in_hints = {id(part) for hint in hints if isinstance(hint, ast.AST) for part in ast.walk(hint)}
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Name) or node.id not in known or node.id in ("__class__", name):
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        local = {node.id for node in names if isinstance(node.ctx, ast.Store)} | {"__class__", name}
+        local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        for node in names:
+            if node.id not in known or node.id in local:
                 continue
             if id(node) not in in_hints:
                 self._copy_global(node.id, known[node.id])
@@ -171,13 +168,17 @@ class OwnCode:
         if is_ours(value):
             raise refused(f"the hooks use `{name}` of this library", "Write them without it.")
         if inspect.ismodule(value):
-            self.imports.add(f"import {value.__name__}" + f" as {name}" * (value.__name__ != name))
+            package, _, last = value.__name__.rpartition(".")
+            known_as = f" as {name}" * (last != name)
+            self.imports.add(f"from {package} import {last}{known_as}" if package else f"import {last}{known_as}")
         elif is_literal(value):
             self._globals[name] = f"{name} = {value!r}"
         elif not isinstance(value, (type, FunctionType, BuiltinFunctionType)) or home is None:
             raise refused(f"the hooks use `{name}`, a {type(value).__name__}", "Make it an attribute of the trainer.")
         elif any(map(is_ours, vars(home).values())):
+            self._globals[name] = ""  # two functions may call each other
             source, _ = self._copied(value, name)
+            del self._globals[name]
             self._globals[name] = source
         else:
             self.imports.add(f"from {home.__name__} import {value.__name__}" + f" as {name}" * (value.__name__ != name))
