@@ -130,6 +130,13 @@ CAUSES: dict[str, Case] = {
         (torch.ones(4, 1, 3, 3).byte(), CLASSES[:4]),
         "pictures with `.float() / 255`",
     ),
+    "outputs of a recurrent layer": (lambda: nn.GRU(3, 2), CROSS_ENTROPY, DATA, "The model returns a tuple"),
+    "a batch norm and one row": (
+        lambda: nn.Sequential(classifier(), nn.BatchNorm1d(2)),
+        CROSS_ENTROPY,
+        (INPUTS[:1], CLASSES[:1]),
+        "'drop_last': True",
+    ),
     "float64 of NumPy": (classifier, CROSS_ENTROPY, (INPUTS.numpy().astype("float64"), CLASSES), "float64"),
     "float64 images": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),

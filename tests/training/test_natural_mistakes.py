@@ -33,6 +33,8 @@ def trainer(callbacks: Any = (), model: nn.Module | None = None, base: type[Trai
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "save": (lambda: trainer().save("model.pt"), AttributeError, "`Trainer` has no `save`. Use `save_checkpoint`."),
+    "history": (lambda: trainer().history, AttributeError, "`Trainer` has no `history`. Use `run_history`."),
     "fit": (lambda: trainer().fit(DATA, 1), AttributeError, "`Trainer` has no `fit`. Use `train`."),
     "validate": (lambda: trainer().validate(DATA), AttributeError, "Use `evaluate`."),
     "misspelt method": (lambda: trainer().trian(DATA, 1), AttributeError, "'Trainer' object has no attribute 'trian'"),

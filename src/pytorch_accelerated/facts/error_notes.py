@@ -48,6 +48,10 @@ _CAUSES = {
     "dataset, with `.float()` or `astype('float32')`.",
     r"same dtype, but got (Byte|Char|Short|Int|Long)|Input type \((unsigned )?(char|int|long|short)": "The inputs are "
     "whole numbers: convert them in the dataset, with `.float()`, pictures with `.float() / 255`.",
+    r"(loss|entropy)\w*\(\): argument 'input' \(position 1\) must be Tensor, not tuple": "The model returns a tuple, "
+    "as `nn.LSTM` and `nn.GRU` do: return the scores alone, or give a loss function that takes the tuple.",
+    r"Expected more than 1 value per channel": "A batch norm got one row, in a last short batch: "
+    "`train_dataloader_kwargs={'drop_last': True}` leaves it out.",
     r"must be Tensor, not (tuple|list)|'(tuple|list)' object has no attribute": "A part of the batch is not a tensor, "
     "because its rows are text or other objects: turn them into numbers in the dataset; "
     "`np.unique(labels, return_inverse=True)[1]` makes class numbers of texts.",

@@ -25,7 +25,15 @@ _ARGUMENTS_ELSEWHERE = {
     "val_data": "eval_dataset",
     "validation_data": "eval_dataset",
 }
-_METHODS_ELSEWHERE = {"fit": "train", "validate": "evaluate", "test": "evaluate"}
+_METHODS_ELSEWHERE = {
+    "fit": "train",
+    "validate": "evaluate",
+    "test": "evaluate",
+    "save": "save_checkpoint",
+    "save_model": "save_checkpoint",
+    "load": "load_checkpoint",
+    "history": "run_history",
+}
 
 
 @dataclasses.dataclass
