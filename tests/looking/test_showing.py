@@ -182,6 +182,7 @@ def test_histories_folds_and_predictions_are_tables_in_notebooks(tmp_path):
     shown = [*errors, statistics.mean(errors), statistics.stdev(errors)]
     assert [row[0] for row in rows] == ["0", "1", "mean", "deviation"]
     assert [row[header.index("eval_mae")] for row in rows] == list(map(format_number, shown))
+    assert [line.split() for line in str(result).splitlines()] == [header, *rows]
     stored = result.trainers[0].predict(data, output_path=tmp_path / "predictions")
     _, *rows = cells_of(stored._repr_html_())
     assert rows == [[str(i), format_number(stored.load()[i].item())] for i in range(10)]

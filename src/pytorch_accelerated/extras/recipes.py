@@ -19,7 +19,7 @@ from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, Da
 from pytorch_accelerated.extras.optimizers import head_of, param_groups
 from pytorch_accelerated.facts.trees import merged
 from pytorch_accelerated.ranks import listed
-from pytorch_accelerated.record.text import format_number, table_of_rows
+from pytorch_accelerated.record.text import aligned, format_number, table_of_rows
 from pytorch_accelerated.schedulers import one_cycle
 from pytorch_accelerated.trainer import Trainer
 
@@ -41,8 +41,7 @@ class CrossValidation(NamedTuple):
     histories: list[RunHistory]
     trainers: list[Trainer]
 
-    def _repr_html_(self) -> str:
-        """For notebooks: a table with the last values of each fold, and their mean and standard deviation."""
+    def _table(self) -> list[dict[str, str]]:
         folds = [{name: each.latest_record(name) for name in each.get_metric_names()} for each in self.histories]
         numbers = [{name: each.value for name, each in fold.items() if each and each.is_scalar} for fold in folds]
         names = [name for name in numbers[0] if all(name in fold for fold in numbers)]
@@ -53,9 +52,16 @@ class CrossValidation(NamedTuple):
         }
         rows = [(str(fold), {name: column[fold] for name, column in table.items()}) for fold in range(len(numbers))]
         rows += [(title, {name: end(column) for name, column in table.items()}) for title, end in ends.items()]
-        return table_of_rows(
-            {"fold": title, **{name: format_number(value) for name, value in row.items()}} for title, row in rows
-        )
+        return [{"fold": title, **{name: format_number(value) for name, value in row.items()}} for title, row in rows]
+
+    def __str__(self) -> str:
+        """A table with the last values of each fold, and their mean and standard deviation."""
+        rows = self._table()
+        return "\n".join(aligned([list(rows[0]), *(list(row.values()) for row in rows)]))
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks."""
+        return table_of_rows(self._table())
 
 
 def cross_validate(
