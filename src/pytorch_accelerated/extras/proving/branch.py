@@ -55,10 +55,7 @@ def branch(
         raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
     _refuse_other_folders(trainer, into)
     if not ranks.do_on_first(lambda: _is_continued(states, update, into)):
-        with kept() as before:
-            before.generators()  # so that the trunk is made as this run was
-            made, arguments = make_run(trunk) if isinstance(trunk, str) else trunk()
-        _begin(trainer, given, made, arguments, states, update, into)
+        _begin(trainer, given, trunk, states, update, into)
     return trainer.train(**{**given, "resume_from": into, "must_resume": True})
 
 
@@ -84,13 +81,18 @@ def _is_continued(states: Path, update: int, into: Path) -> bool:
     return bool(found)
 
 
-def _begin(trainer: Trainer, given: Any, trunk: Trainer, arguments: Any, states: Path, update: int, into: Path) -> None:
+def _begin(
+    trainer: Trainer, given: Mapping[str, Any], make: str | MakeRun, states: Path, update: int, into: Path
+) -> None:
     """Write the first state of a branch. Must be called by all ranks."""
     ranks, final = trainer.run_context.parts.ranks, into / f"branch_{update}"
     if trainer.run_context.asked.number:
         raise ConfigurationError(
             "This trainer has trained, so its settings may not be those that it was made with. Make it again."
         )
+    with kept() as before_trunk:
+        before_trunk.generators()  # from which its script may draw, or seed them
+        trunk, arguments = make_run(make) if isinstance(make, str) else make()
     writing, others = _told_apart_by_path(trainer), {each.state_key for each in _told_apart_by_path(trunk)}
     if twice := [each.state_key for each in writing if each.state_key in others]:
         raise ConfigurationError(
