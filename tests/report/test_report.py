@@ -420,6 +420,35 @@ def test_two_classes_from_one_logit_are_classes(tmp_path: Path):
     assert run_on_page(tmp_path / "run.html")["predictions"][""]["classes"]["matrix"] == matrix
 
 
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_targets_that_a_hook_has_changed_are_those_of_the_page_as_they_are_of_the_loss(
+    leaves_out: bool, tmp_path: Path
+):
+    def changed(batch: Any) -> Any:
+        images, labels = batch
+        counts = labels < 5 if leaves_out else labels >= 0
+        return images[counts], 9 - labels[counts]
+
+    class Changing(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return super().calculate_eval_batch_loss(changed(batch))
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    callbacks = [ReportCallback(tmp_path / "run.html", num_samples=3)]
+    Changing(model, nn.CrossEntropyLoss(), None, callbacks=callbacks).evaluate(EVAL, per_device_batch_size=7)
+    images, targets = changed(EVAL.tensors)
+    with torch.no_grad():
+        outputs = model(images)
+    found = run_on_page(tmp_path / "run.html")["predictions"][""]
+    classes = sorted({*targets.tolist(), *outputs.argmax(1).tolist()})
+    matrix = np.array(found["classes"]["matrix"])[np.ix_(classes, classes)]
+    assert matrix.tolist() == confusion_matrix(targets, outputs.argmax(1), labels=classes).tolist()
+    losses, places = cross_entropy(outputs, targets, reduction="none").topk(3)
+    rows = found["samples"]["rows"]
+    assert [row["loss"] for row in rows] == pytest.approx(losses.tolist(), rel=1e-5)
+    assert [row["index"] for row in rows] == (3 * [None] if leaves_out else places.tolist())
+
+
 def evaluated(path: Path, model: nn.Module, loss: Any, data: Any, *others: TrainerCallback, **kwargs: Any) -> Any:
     """What the page shows of an evaluation of a model."""
     trainer = Trainer(model, loss, None, callbacks=[*others, ReportCallback(path, **kwargs)])

@@ -127,14 +127,14 @@ class ReportCallback(TrainerCallback):
         of the run, by its `task`, `classes_dim`, `ignore_index` and `scores`. What has two readings is left out, with a
         line that says so.
 
-        By default, these are `model_outputs` (or its entry "logits", if it is a dict) and the batch's second item (or
-        its entry "labels", if it is a dict).
+        By default, these are `model_outputs` (or its entry "logits", if it is a dict) and the second item (or the entry
+        "labels", if it is a dict) of the batch, or of the one that a hook has passed on to the default one.
 
         Args:
             batch: on the trainer's device.
             batch_output: the output of `calculate_eval_batch_loss`.
         """
-        outputs = batch_output.get("model_outputs")
+        outputs, batch = batch_output.get("model_outputs"), batch_output.get("batch", batch)
         if isinstance(outputs, Mapping):
             outputs = outputs.get("logits")
         if isinstance(batch, Mapping):
@@ -197,8 +197,10 @@ class ReportCallback(TrainerCallback):
         """Collect the predictions of a batch, on the device."""
         if self._predictions is not None:
             predictions, targets = self.get_predictions_and_targets(batch, batch_output)
-            start = trainer.run_context.parts.reports.position_in_pass
-            self._predictions.add(predictions, targets, self.get_inputs(batch), start)
+            inputs, start = self.get_inputs(batch), trainer.run_context.parts.reports.position_in_pass
+            if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) and len(inputs) != len(targets):
+                start = None  # a hook has left rows out, and nobody knows which
+            self._predictions.add(predictions, targets, inputs, start)
 
     def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Read the collected predictions, and write the page, if it is time."""
