@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +44,24 @@ class Batches:
         collate: what makes a batch of rows.
         draws: whether rows may be augmented.
         converts: makes a dataset of arrays.
+        walk: what the batches of an epoch are cut from.
         each: the name of what a batch is made of.
         batch: makes a batch.
-        names: of a batch.
+        names: of the parts of a batch; `group` has them in brackets.
         result: the name of what `call` returns.
         call: computes the loss.
         loss: the loss.
         items: what the loss is the mean of.
+        arguments: what these need besides the model and the dataset.
         is_counted: whether only the batch tells `items`.
         may_lack: whether they may be 0.
+        rows_per_update: None if an update is one batch.
+        weighted: the loss times its share of the update.
+        recorded: what is kept of each loss.
+        mean: the mean of what is kept.
+        inputs: what the model gets.
+        default_loss: the loss of `outputs` in the trainer's own hook.
+        first_part: the part of a batch whose length is the number of rows.
     """
 
     def __init__(
@@ -131,14 +141,19 @@ class Batches:
             self.items, self.is_counted = f"rows_in(batch, len({self.each}))", True
         else:
             self.items = f"len({self.each})"
+        words = set(re.findall(r"\w+", f"{self.batch} {self.call} {self.items}"))
+        self.arguments = "".join(f"{name}, " for name in ("loss_func", "hooks", "collate_fn", "seed") if name in words)
 
     def sum_up(self, steps: int, *, is_cut: bool) -> None:
         """Choose how losses are recorded, and their mean; an update has `steps` batches, and an epoch may be cut."""
         piece, loss = _BATCHES_READ_AT_ONCE * steps, f"{self.loss}.item()"
-        self.has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut
-        self.recorded = f"({loss}, {self.items})" if self.has_pieces else f"{loss} * {self.items}"
+        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut
+        self.recorded = f"({loss}, {self.items})" if has_pieces else f"{loss} * {self.items}"
         whole = "order" if self._kind == "train" else "dataset"
-        self.mean = f"mean_of(losses, {piece})" if self.has_pieces else f"np.sum(losses) / len({whole})"
+        share = "count / sum(items)" if self.is_counted else f"len({self.each}) / len(update)"
+        self.weighted = f"{self.loss} * ({share})"
+        self.rows_per_update = self.size * steps if steps > 1 else None
+        self.mean = f"mean_of(losses, {piece})" if has_pieces else f"np.sum(losses) / len({whole})"
 
 
 def _refuse_dataset(dataset: Any) -> None:

@@ -156,16 +156,12 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if arguments.get("eval_dataset") is not None:
         evaluation = Batches(trainer, own, arguments, settings, "eval")
     config, is_cut = _config_of(settings, train, evaluation)
-    steps = settings.gradient_accumulation_steps
-    train.sum_up(steps, is_cut=is_cut)
+    train.sum_up(settings.gradient_accumulation_steps, is_cut=is_cut)
     if evaluation is not None:
         evaluation.sum_up(1, is_cut=False)
     parts, left_out = _parts_of(trainer, evaluation)
     left_out += [f"{train.workers} workers"] * bool(train.workers)
     left = textwrap.fill(f"Left out, because they change no bit: {', '.join(left_out)}.", 120)
-    share = "count / sum(items)" if train.is_counted else f"len({train.each}) / len(update)"
-    weighted = f"{train.loss} * ({share})"
-    backward = "hooks.backward_step({})" if own.has.backward_step else "{}.backward()"
     losses = ["train_loss", *["eval_loss"] * bool(evaluation)]
     losses += ["average_loss"] * bool(parts["average"] and parts["average"].metric)
     optimizing = _optimizing(trainer, arguments, settings, config)
@@ -173,8 +169,6 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise refused("an optimizer with modes is one of several, averaged, or cut within an epoch", "Give another.")
     if optimizing["several"] and ("optimizer" in own.values or own.has.optimizer_step):
         raise refused("a hook uses multiple optimizers", "Give one optimizer.")
-    evaluates = "" if evaluation is None else f"{evaluation.batch} {evaluation.call} {evaluation.items}"
-    evaluating = [name for name in ("loss_func", "hooks", "collate_fn", "seed") if re.search(rf"\b{name}\b", evaluates)]
     kinds = {"loss_func": trainer.loss_func, **own.values, "model": None}
     modules = [name for name, value in kinds.items() if isinstance(value, nn.Module)]
     may_be_given = ["model", "loss_func", optimizing["optimizer"], "train_dataset", "eval_dataset"]
@@ -183,12 +177,10 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         **parts,
         **optimizing,
         "autocasts": str(trainer.run_context.parts.accelerator.mixed_precision) == "bf16",
-        "backward": backward.format(train.loss),
         "config": config,
         "device": None if trainer.device.type == "cpu" else trainer.device,
         "ends_within_epoch": is_cut,
         "evaluation": evaluation,
-        "evaluating": "".join(f"{name}, " for name in evaluating),
         "has_gradients": any(each.grad is not None for each in trainer.model.parameters()),
         "imports": own.imports | optimizing["imports"],
         "left_out": f"\n{left}" if left_out else "",
@@ -196,14 +188,11 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "moved": "\n    ".join(f"{name}.to(DEVICE)" for name in modules),
         "own": own,
         "may_be_given": dict.fromkeys(may_be_given),
-        "per_update": f", {train.size * steps} per update" if steps > 1 else "",
         "printed": ", ".join(f"{name} {{{name}}}" for name in losses),
-        "rows_per_update": train.size * steps,
         "seed": trainer.run_context.asked.given.seed,
         "settings": settings,
         "train": train,
         "trainer": trainer,
-        "weighted_backward": backward.format(weighted if own.has.backward_step else f"({weighted})"),
     }
 
 
