@@ -116,6 +116,7 @@ def test_rows_that_training_and_evaluation_share_are_named(workers: int) -> None
     assert make_trainer().preflight(data, 1).shared is None
 
 
+A_SIGMOID = nn.Sequential(nn.Sigmoid(), nn.Unflatten(1, (1,)))
 CLASSES, BINARY = torch.arange(12) % 3, (torch.arange(12) % 2).float()[:, None]
 
 
@@ -123,7 +124,13 @@ CLASSES, BINARY = torch.arange(12) % 3, (torch.arange(12) % 2).float()[:, None]
     ("loss_func", "targets", "wrong", "right", "words"),
     [
         (nn.CrossEntropyLoss(), CLASSES, nn.Softmax(1), nn.Identity(), "leave out the softmax"),
-        (nn.BCEWithLogitsLoss(), BINARY, nn.Sigmoid(), nn.Identity(), "leave out a sigmoid"),
+        (
+            nn.BCEWithLogitsLoss(),
+            BINARY,
+            nn.Sequential(nn.Sigmoid(), nn.Unflatten(1, (1,))),
+            nn.ReLU6(),
+            "leave it out",
+        ),
         (nn.NLLLoss(), CLASSES, nn.Identity(), nn.LogSoftmax(1), "use CrossEntropyLoss for scores"),
     ],
 )

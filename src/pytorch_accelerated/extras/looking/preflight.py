@@ -238,13 +238,16 @@ def _doubt(loss_func: Any, outputs: Any) -> str:
     if not isinstance(outputs, torch.Tensor) or not outputs.is_floating_point() or not outputs.numel():
         return ""
     low, high = (float(each) for each in outputs.detach().aminmax())
-    is_share = 0 <= low <= high <= 1
-    if isinstance(loss_func, nn.CrossEntropyLoss) and outputs.ndim > 1 and is_share:
+    if isinstance(loss_func, nn.CrossEntropyLoss) and outputs.ndim > 1 and low >= 0:
         sums = outputs.detach().float().sum(1)
         if torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
             return "add up to 1, and CrossEntropyLoss takes scores: leave out the softmax at the end of the model"
-    if isinstance(loss_func, nn.BCEWithLogitsLoss) and is_share:
-        return "are all in [0, 1], and BCEWithLogitsLoss takes scores: leave out a sigmoid at the end of the model"
+    step = outputs.grad_fn
+    while step is not None and step.name().startswith(("Squeeze", "View", "Unsqueeze")):
+        step = step.next_functions[0][0]
+    # Scores of a new model may all be in [0, 1], too.
+    if isinstance(loss_func, nn.BCEWithLogitsLoss) and step is not None and step.name().startswith("Sigmoid"):
+        return "end with a sigmoid, and BCEWithLogitsLoss takes scores: leave it out"
     if isinstance(loss_func, nn.NLLLoss) and high > 0:
         return "are above 0, and NLLLoss takes logarithms of probabilities: use CrossEntropyLoss for scores"
     return ""
