@@ -291,6 +291,28 @@ def test_a_resume_with_other_threads_is_warned_of(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_fault", [False, True])
+def test_a_run_with_lanes_is_proven_on_two_processes_to_the_bit(has_fault: bool) -> None:
+    model = script.make_model()
+    callbacks = [FavoursTheFirst()] if has_fault else []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks, seed=1, lanes=4)
+    proof = trainer.prove(train_dataset=script.data(20), num_epochs=1, per_device_batch_size=2)
+    verdicts = {row.check: row.verdict for row in proof.rows}
+    assert verdicts["resumed at each update"] == "same bits"
+    assert (verdicts["two ranks"] == "same bits") != has_fault
+
+
+class FavoursTheFirst(TrainerCallback):
+    """Changes a weight where the process isn't the only one."""
+
+    def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
+        """Change it."""
+        with torch.no_grad():
+            trainer.get_model()[1].bias += trainer.run_config.num_processes - 1
+
+
 def test_an_update_of_a_run_with_lanes_is_replayed_to_the_bit(tmp_path: Path) -> None:
     class Weights(TrainerCallback):
         def __init__(self) -> None:

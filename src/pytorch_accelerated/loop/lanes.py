@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -265,8 +265,8 @@ class LanedStep(Step):
             self._end_lane()
         self._seed_rest(self._window.start)  # what follows is done by all ranks
         if self._changing is None:  # in the first update of a pass
-            own = sorted({index for _, changes in self._sums.values() for index in changes})
-            self._changing = sorted({index for each in self.parts.ranks.exchange(own) for index in each})
+            changed = sorted({index for _, changes in self._sums.values() for index in changes})
+            self._changing = sorted({index for each in self.parts.ranks.exchange(changed) for index in each})
             self._before = {index: self._before[index] for index in self._changing}
         late = [
             key
@@ -278,7 +278,11 @@ class LanedStep(Step):
                 f"With `lanes`, all updates of an epoch must change the same buffers, but {listed(late)} changed after "
                 "the first one only. Change what a forward pass does between two epochs, or leave `lanes` out."
             )
-        sums = [self._flat(number, *each) for number, each in enumerate(self._sums.values())]
+        own = self._numbers()
+        sums = [
+            [*gradients, torch.zeros_like(own) if at else own, *self._all(changes)]
+            for at, (gradients, changes) in enumerate(self._sums.values())
+        ]
         whole = sums[0] if self.parts.ranks.count == 1 else self._exchanged(sums)
         count = len(self._trained)
         numbers, slots = whole[count], self._slots
@@ -294,17 +298,10 @@ class LanedStep(Step):
         self._sums = {}
         return super().complete_gradients()
 
-    def _flat(self, number: int, gradients: list[torch.Tensor], changes: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """A sum of lanes as a list: gradients, the numbers of this rank in its first sum, changes of buffers."""
-        numbers = self._numbers()
-        for index, before in self._before.items():
-            if index not in changes:
-                changes[index] = self._change_between(before, before)
-        return [
-            *gradients,
-            torch.zeros_like(numbers) if number else numbers,
-            *(changes[index] for index in self._before),
-        ]
+    def _all(self, changes: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """A change of each buffer that changes."""
+        before = self._before
+        return [changes[i] if i in changes else self._change_between(before[i], before[i]) for i in before]
 
     def _exchanged(self, own: list[list[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of all lanes. Each rank adds up a part of it, with what the others have for that part.
@@ -313,7 +310,7 @@ class LanedStep(Step):
         """
         ranks, total = self.parts.ranks, sum(self._filled)
         # A rank without rows has no sum.
-        into = own[0] if own else self._flat(0, [_dense(None, each) for each in self._trained], {})
+        into = own[0] if own else [*(_dense(None, each) for each in self._trained), self._numbers(), *self._all({})]
         shapes = [(each.dtype, each.numel()) for each in into]
         if self._parcels is None or self._parcels.shapes != shapes:
             self._parcels = Parcels(shapes, ranks)

@@ -172,7 +172,7 @@ class _Proving:
             "two workers": lambda: self._with_workers(2),
             "half batches, twice as many": self._in_halves,
             "killed and resumed": lambda: self._killed(factory),
-            "two ranks, half batches": lambda: self._on_two_ranks(factory),
+            "two ranks" if self._has_lanes else "two ranks, half batches": lambda: self._on_two_ranks(factory),
         }
         for name, check in checks.items():
             try:
@@ -450,15 +450,24 @@ class _Proving:
                 return reason
         return _BY_FACTORY
 
+    @property
+    def _has_lanes(self) -> bool:
+        return self._trainer.run_context.asked.given.lanes is not None
+
     def _on_two_ranks(self, factory: Any) -> Check:
-        settings = self._halved()
-        jobs = [self._job(factory, f"rank_{rank}", 1, **settings) for rank in range(2)]
+        settings, last = ({}, self._last) if self._has_lanes else (self._halved(), 1)
+        jobs = [self._job(factory, f"rank_{rank}", last, **settings) for rank in range(2)]
         updates, _ = children.run_jobs(jobs, children.two_ranks(), self._seconds)
         if _first_of(updates).ranks != 2:
             raise NotCheckedError("the factory makes trainers that train alone")
         expected, rows = ((run[0].rows if run else ()) for run in (self.reference, updates))
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
+        if self._has_lanes:  # to the bit, but for what the first rank sees of its own lanes
+            own = ("batch", "contents", "generators", "losses", "outside", "left", "evaluation")
+            pairs = zip(self.reference, updates, strict=False)
+            seen = [each._replace(**{name: getattr(one, name) for name in own}) for one, each in pairs]
+            return self._compared(seen, "on two ranks", unknown="look at what depends on the rank")
         return self._compared_to_rounding(updates[0], self._why_ranks_differ)
 
     def _why_ranks_differ(self) -> Check:
