@@ -28,6 +28,7 @@ Run = tuple[Trainer, dict[str, Any]]
 
 LENGTH: Any = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 IGNORED = -100
+SCALES = {"outputs": 0.9}
 
 
 class Augmented(Dataset[Any]):
@@ -99,6 +100,11 @@ def smoothed(targets: torch.Tensor, by: float = 0.1) -> torch.Tensor:
     return (1 - by) * targets + by * targets.mean()
 
 
+def scaled(outputs: torch.Tensor) -> torch.Tensor:
+    """The outputs of a model, a little smaller."""
+    return SCALES["outputs"] * outputs
+
+
 class CountingTrainer(Trainer):
     """The mean of a batch is taken over tokens."""
 
@@ -122,7 +128,8 @@ class DistillingTrainer(Trainer):
         with torch.no_grad():
             wanted = self.softened(self.teacher(inputs))
         own = self.loss_func(outputs, smoothed(targets))  # type: ignore[misc]
-        loss = (1 - self.share) * own + self.share * functional.mse_loss(self.softened(outputs), wanted)
+        wanted, outputs = map(scaled, (wanted, self.softened(outputs)))
+        loss = (1 - self.share) * own + self.share * functional.mse_loss(outputs, wanted)
         return {"loss": loss, "model_outputs": outputs, "batch_size": len(inputs)}
 
     def softened(self, outputs: torch.Tensor) -> torch.Tensor:

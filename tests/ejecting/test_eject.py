@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -28,7 +29,7 @@ from pytorch_accelerated.ranks import Optimizers
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from tests.chaos.size import some
-from tests.ejecting.setups import SETUPS, Run, data, random_setup, run
+from tests.ejecting.setups import SETUPS, NoisyTrainer, Run, data, random_setup, run
 
 MOST_LINES = 200
 
@@ -131,6 +132,15 @@ def train_epoch_start(self: Any) -> None:
     """Named as another hook, and harmless."""
 
 
+def seed_of(batch: Any) -> float:
+    """Has the name of a function of the script."""
+    return float(len(batch))
+
+
+def uses_a_taken_name(self: Any, batch: Any) -> Any:
+    return {"loss": self.model(batch[0]).mean() / seed_of(batch), "batch_size": len(batch[0])}
+
+
 class Rows(Dataset[Any]):
     """Rows that are numbers."""
 
@@ -157,8 +167,9 @@ def trained() -> Run:
     return trainer, arguments
 
 
-def weighing() -> Run:
-    return run(loss=partial(nn.functional.cross_entropy, weight=torch.ones(3)), train_dataset=data(classes=True))
+def weighing(kind: Any = Trainer, loss: Any = None) -> Run:
+    loss = loss or partial(nn.functional.cross_entropy, weight=torch.ones(3))
+    return run(kind=kind, loss=loss, train_dataset=data(classes=True))
 
 
 def scheduled(create_scheduler_fn: Any) -> Callable[[], Run]:
@@ -191,6 +202,12 @@ def scheduled(create_scheduler_fn: Any) -> Callable[[], Run]:
         (partial(hooked, counts_late), "returns `num_items_in_batch`"),
         (partial(hooked, uses_a_tensor), "use `SCALE`, a Tensor"),
         (partial(hooked, uses_this_library), "use `CosineLrScheduler` of this library"),
+        (partial(hooked, uses_a_taken_name), "use a function `seed_of`, and so does the script"),
+        (
+            partial(weighing, kind=NoisyTrainer, loss=nn.CrossEntropyLoss(torch.ones(3))),
+            "calls ours, whose loss weighs",
+        ),
+        (partial(run, optimizer=AdamWScheduleFree, max_num_train_steps=8), "an optimizer with modes"),
         (partial(hooked, eval("lambda self, batch: {}")), "has no source that can be copied"),
         (partial(hooked, train_epoch_start, "create_scheduler"), "Hooked overrides create_scheduler"),
     ],

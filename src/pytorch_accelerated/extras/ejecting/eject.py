@@ -94,12 +94,13 @@ def _used(blocks: list[str]) -> str:
     """The functions that the ones after them use, and everything that isn't a function."""
     used, names = list[str](), list[str]()
     for block in reversed(blocks):
-        found = re.match(r"(?:@.*\n)?def (\w+)", block)
-        if found is None or found[1] == "train" or any(re.search(rf"\b{found[1]}\(", each) for each in used):
+        found = re.match(r"(?:@.*\n)*def (\w+)", block)
+        if found is None or found[1] == "train" or any(re.search(rf"\b{found[1]}\b", each) for each in used):
             used.insert(0, block)
             names += [found[1]] if found else []
     if len({*names}) < len(names):
-        raise refused("a function of the hooks has a name of the script's", f"The script's are {', '.join(names)}.")
+        taken = next(name for name in names if names.count(name) > 1)
+        raise refused(f"the hooks use a function `{taken}`, and so does the script", "Give yours another name.")
     return "\n\n\n".join(used)
 
 
