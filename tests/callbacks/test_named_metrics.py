@@ -203,6 +203,12 @@ def test_names_that_there_are_not_and_names_of_different_tasks(names: list[str],
         MetricsCallback(names)
 
 
+def test_a_metric_of_numbers_for_classes_is_an_error_that_says_what_it_is_of() -> None:
+    trainer = Trainer(nn.Linear(4, 3), nn.CrossEntropyLoss(), None, metrics=["mse"])
+    with pytest.raises(HookOutputError, match="the metrics are of numbers, which need equal shapes"):
+        trainer.evaluate((INPUTS, CLASSES))
+
+
 def test_names_and_metrics_of_torchmetrics_may_be_in_one_callback() -> None:
     import torchmetrics
 

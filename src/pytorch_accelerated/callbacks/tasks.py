@@ -145,7 +145,8 @@ def kind_of_task(
         if not numbers and asked.task is None and not are_numbers:
             raise _no_task(outputs, targets, f"{_name_of(loss_func)} is for numbers of one shape")
         if _without_last(outputs, targets)[0].numel() != targets.numel():
-            raise _no_task(outputs, targets, "numbers need equal shapes")
+            asked_for = "the metrics are of numbers, which" if numbers else "numbers"
+            raise _no_task(outputs, targets, f"{asked_for} need equal shapes")
         return Task("regression", scores="numbers")
     if scores == "classes":
         return _of_class_numbers(outputs, targets, asked, ignored)
