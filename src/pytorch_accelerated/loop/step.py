@@ -1,8 +1,8 @@
 """An update, written once: forward, report, weigh, backward, complete, clip, apply.
 
-Read `Step.add`, `Step.compute` and `Step.apply` first. Subclasses in `guarded.py`, `variants.py` and `lanes.py` replace a
-part; `Training.kind_of_step` chooses one, once, when the run is created. Hooks are looked up whenever they are called,
-so that a callback may replace one within the run.
+Read `Step.add`, `Step.compute` and `Step.apply` first. Subclasses in `guarded.py`, `variants.py` and `lanes.py` replace
+a part; `Training.kind_of_step` chooses one, once, when the run is created. Hooks are looked up whenever they are
+called, so that a callback may replace one within the run.
 """
 
 from __future__ import annotations
