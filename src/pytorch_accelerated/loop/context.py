@@ -116,7 +116,8 @@ class Parts:
         for group, given, left in zip(self.parameter_groups, self.given_rates, self.left_rates, strict=False):
             if float(group.get("lr", math.nan)) == left:
                 group["lr"] = torch.full_like(group["lr"], given) if isinstance(group["lr"], torch.Tensor) else given
-            group.pop("initial_lr", None)  # from which schedulers would begin
+            if "initial_lr" in group:  # from which schedulers begin
+                group["initial_lr"] = copy.deepcopy(group["lr"])
         self.given_rates, self.left_rates = self._rates(), ()
 
     def end_schedule(self) -> None:
