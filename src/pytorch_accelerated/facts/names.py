@@ -22,6 +22,7 @@ _ARGUMENTS_ELSEWHERE = {
     "criterion": "loss_func",
     "max_steps": "max_num_train_steps",
     "scheduler": "create_scheduler_fn",
+    "tokenizer": "processing_class",  # its name in older versions of transformers
     "val_data": "eval_dataset",
     "validation_data": "eval_dataset",
 }
@@ -95,7 +96,8 @@ def knows_other_names(method: Callable[P, Result]) -> Callable[P, Result]:
         for name in kwargs.keys() - known.keys():
             near = [_ARGUMENTS_ELSEWHERE.get(name), *difflib.get_close_matches(name, known, n=1)]
             meant = next((each for each in near if each in known), None)
-            of_optimizer = " It is an argument of the optimizer." if name in ("lr", "learning_rate") else ""
+            is_rate = name in ("lr", "learning_rate") and "args" not in known
+            of_optimizer = " It is an argument of the optimizer." if is_rate else ""
             hint = f" Use `{meant}`." if meant and not of_optimizer else of_optimizer
             raise ArgumentTypeError(f"`{type(args[0]).__name__}.{method.__name__}` has no argument `{name}`.{hint}")
         return method(*args, **kwargs)
