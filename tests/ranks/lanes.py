@@ -17,7 +17,7 @@ from pytorch_accelerated.callbacks import ModelEmaCallback, TrainerCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.support.resuming import SaveAndStop
 
-FEATURES, CLASSES = 6, 3
+FEATURES, CLASSES = 7, 3
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -68,6 +68,18 @@ class CountsRows(TrainerCallback):
         self.rows["eval"] += len(trainer.gather(batch[1]))
 
 
+class CountsItems(Trainer):
+    """Takes the mean over some of the rows, and says how many."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Classes above 0 count twice."""
+        outputs = self.model(batch[0])
+        weights = 1 + (batch[1] > 0)
+        losses = nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+        mean, items = (losses * weights).sum() / weights.sum(), int(weights.sum())
+        return {"loss": mean, "model_outputs": outputs, "batch_size": len(outputs), "num_items_in_batch": items}
+
+
 def data(rows: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and classes."""
     generator = torch.Generator().manual_seed(seed)
@@ -97,6 +109,7 @@ def train(
     optimizers: int = 2,
     policy: str | None = None,
     bad_row: int | None = None,
+    in_memory: bool = False,
     **of_model: Any,
 ) -> Trainer:
     """Train with all that a run may have."""
@@ -112,9 +125,11 @@ def train(
     average = ModelEmaCallback(decay=0.9, evaluate_during_training=True)
     saver = [] if stop_after is None else [SaveAndStop(Path("state"), updates=stop_after)]
     callbacks: Any = [average, DrawsAfterUpdates, CountsRows, *saver]
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks, metrics=["accuracy"], seed=5, lanes=lanes)
+    trainer = (CountsItems if in_memory else Trainer)(
+        model, nn.CrossEntropyLoss(), optimizer, callbacks, metrics=["accuracy"], seed=5, lanes=lanes
+    )
     trainer.train(
-        Rows(rows, bad_row),
+        data(rows) if in_memory else Rows(rows, bad_row),
         num_epochs=epochs,
         eval_dataset=data(29, seed=4),
         per_device_batch_size=batch_size,

@@ -143,6 +143,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "everything": {},
     "more lanes than a power of two, short groups": {"lanes": 6, "rows": 50, "accumulation": 3},
     "lanes without rows, one optimizer": {"rows": 37, "accumulation": 1, "optimizers": 1, "workers": 1},
+    "rows in memory, items counted": {"in_memory": True, "optimizers": 1},
     "updates left out": {"policy": "skip", "bad_row": 40},
 }
 
@@ -190,7 +191,7 @@ def test_more_processes_than_lanes_are_refused(tmp_path: Path) -> None:
 
 class Numbers(IterableDataset[Any]):
     def __iter__(self) -> Any:
-        return iter([(torch.ones(6), 1)] * 4)
+        return iter([(torch.ones(script.FEATURES), 1)] * 4)
 
 
 class OwnPasses(Trainer):
@@ -251,7 +252,7 @@ def test_a_buffer_that_only_later_updates_change_is_refused() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.calls = nn.Linear(6, 3), 0
+            self.linear, self.calls = nn.Linear(script.FEATURES, 3), 0
             self.register_buffer("seen", torch.zeros(()))
 
         def forward(self, inputs: torch.Tensor) -> Any:

@@ -129,6 +129,7 @@ class LanedStep(Step):
         self._index = self._batches_before = self._batches_now = 0
         self._slots = lanes * context.asked.settings.gradient_accumulation_steps
         self._parcels: Parcels | None = None
+        self._counts_late = False  # whether hooks count items, which the ranks add up
 
     # ----------------------------------------------------------------------------------------------- lane after lane
 
@@ -266,8 +267,15 @@ class LanedStep(Step):
         self._seed_rest(self._window.start)  # what follows is done by all ranks
         if self._changing is None:  # in the first update of a pass
             changed = sorted({index for _, changes in self._sums.values() for index in changes})
-            self._changing = sorted({index for each in self.parts.ranks.exchange(changed) for index in each})
+            counts = self.late_counts
+            found = self.parts.ranks.exchange((changed, counts.hook_counts, bool(counts.counts)))
+            self._changing = sorted({index for each, *_ in found for index in each})
             self._before = {index: self._before[index] for index in self._changing}
+            self._counts_late = any(is_late for *_, is_late in found)
+            if counts.hook_counts is None:  # this rank has had no row
+                counts.hook_counts = next((known for _, known, _ in found if known is not None), None)
+        if self._counts_late and not self.late_counts.counts:
+            self.late_counts.add(0, self._window.size)  # the others wait for its number
         late = [
             key
             for index, ((store, key), before) in enumerate(zip(self._places, self._buffers, strict=True))
