@@ -176,3 +176,22 @@ def test_a_resumed_run_keeps_the_order_of_the_generator_that_it_began_with(
     resumed = ordered(make, generator(77), resume_from=tmp_path / "state")
     assert [*saved.rows, *resumed.rows] == whole.rows
     assert_same_parameters(resumed.model, whole.model)
+
+
+def test_batches_of_rows_whose_bytes_are_no_round_number_have_the_same_bits_after_a_resume(tmp_path: Path) -> None:
+    # The bits of a product depend on the address of its factors: batches of 3 rows of 40 bytes begin anywhere.
+    inputs = torch.randn(96, 10, generator=generator(0))
+
+    def trained(*callbacks: Any, resume_from: Path | None = None) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+        trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.05), callbacks, seed=1)
+        trainer.train((inputs, inputs[:, :1]), 2, None, 3, resume_from=resume_from)
+        return model
+
+    class Addresses(SaveAndStop):
+        def on_train_step_end(self, trainer: Trainer, batch: Any, **kwargs: Any) -> None:
+            assert [each.data_ptr() % 64 for each in batch] == [0, 0]
+
+    trained(Addresses(tmp_path, 37))
+    assert_same_parameters(trained(resume_from=tmp_path), trained(), tolerance=0)

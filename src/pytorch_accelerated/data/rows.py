@@ -24,6 +24,7 @@ from pytorch_accelerated.facts.trees import leaves, leaves_by_path, map_leaves, 
 from pytorch_accelerated.ranks.compat.torch import pinned
 
 _BATCHES_AT_ONCE = 16
+_ALIGNMENT = 64  # bytes: where torch's allocators on CPUs begin a tensor
 # Where putting the generators aside takes longer than a small step may wait, several batches are fetched at a time.
 _BATCHES_AHEAD, _BYTES_AHEAD = 8, 2**18
 
@@ -84,7 +85,7 @@ class ArrayDataset(Dataset[Any]):
         # "Unsafe" only if the copy itself were written to. The parts of the safe `split` can't be written to where
         # gradients flow.
         parts = [torch.unsafe_split_with_sizes(_rows_at(rows, tensor), sizes) for tensor in self._tensors]
-        return list(map(self._assemble, zip(*parts, strict=True)))
+        return [self._assemble(map(_aligned, batch)) for batch in zip(*parts, strict=True)]
 
 
 def as_array_dataset(dataset: Any) -> ArrayDataset | None:
@@ -142,6 +143,13 @@ def _assembled(data: Any, tensors: Iterable[torch.Tensor]) -> Any:
         return next(tensors)
     batch = [_assembled(part, tensors) for part in parts]
     return rebuilt(data, batch) if type(data) is dict else batch
+
+
+def _aligned(part: torch.Tensor) -> torch.Tensor:
+    """`part` at an address like that of a new tensor: bits of a product depend on it, and parts begin elsewhere after a
+    resume.
+    """
+    return part.clone() if part.data_ptr() % _ALIGNMENT else part
 
 
 def _rows_at(indices: torch.Tensor | slice, tensor: torch.Tensor) -> torch.Tensor:
