@@ -159,7 +159,7 @@ class PlannedLoader(RunLoader):
         if not borrows:
             cells = filter(operator.attrgetter("size"), cells)
         if self.is_vectorised:
-            return self._fetcher.fetch_cells(order.indices, cells, is_apart=self.lanes is not None)
+            return self._fetcher.fetch_cells(order.indices, cells)
         return self._fetcher.fetch(self._requests(order, cells))
 
     def _requests(self, order: EpochOrder, cells: Iterator[Cell]) -> Iterator[Request]:

@@ -274,21 +274,16 @@ class BatchFetcher:
         self._pass = begin_pass(self._loader)
         return without_second_numbers(self._pass)
 
-    def fetch_cells(
-        self, order: Sequence[int] | torch.Tensor, cells: Iterator[Cell], *, is_apart: bool = False
-    ) -> Iterator[Any]:
+    def fetch_cells(self, order: Sequence[int] | torch.Tensor, cells: Iterator[Cell]) -> Iterator[Any]:
         """The batches of `cells`, for vectorised data. Several are fetched at a time, which takes a third less.
 
-        `order` has the rows by position: an int64 tensor, or a range from 0. With `is_apart`, each batch has memory of
-        its own: products of matrices on a CPU are rounded differently where they begin at another offset.
+        `order` has the rows by position: an int64 tensor, or a range from 0.
         """
         assert self._arrays is not None
         while block := list(itertools.islice(cells, _BATCHES_AT_ONCE)):
             rows: list[Any] = [order[start : start + (size or 1)] for start, size in block]
-            if is_apart and isinstance(order, torch.Tensor):
-                batches: Iterable[Any] = map(self._arrays.fetch, rows)
-            elif isinstance(order, torch.Tensor):
-                batches = self._arrays.fetch_many(torch.cat(rows), [len(each) for each in rows])
+            if isinstance(order, torch.Tensor):
+                batches: Iterable[Any] = self._arrays.fetch_many(torch.cat(rows), [len(each) for each in rows])
             else:
                 batches = [self._arrays.fetch(slice(each.start, each.stop)) for each in rows]
             yield from map(pinned, batches) if self._pins_memory else batches
