@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
     ModelEmaCallback,
     ReportCallback,
     SaveBestModelCallback,
@@ -353,6 +354,7 @@ WRONG: dict[str, tuple[int, dict[str, Any], str]] = {
     "seed": (12, {"seed": 6}, "The trunk has seed 5, this trainer 6: with other rows and dropout masks"),
     "batch size": (12, {"per_device_batch_size": 4}, "An update of the trunk has 8 rows, one of this run 4"),
     "accumulation": (12, {"gradient_accumulation_steps": 2}, "An update of the trunk has 8 rows, one of this run 16"),
+    "optimizer": (12, {"optimizer": SGD}, "The trunk's optimizer is AdamW, this one SGD"),
     "groups": (12, {"optimizer": two_optimizers}, "optimizer has 1 groups of parameters, this one 2"),
     "the future": (25, {}, "There is no update 25: with these arguments the run ends after 24"),
     "zero": (0, {}, "`update` is 0, but updates are counted from 1"),
@@ -369,6 +371,26 @@ def test_what_cannot_be_a_branch_is_an_error(name: str, trunk: tuple[Path, Train
         branch(trunk[0], update, tmp_path / "b", **changes)
     assert list_states(tmp_path / "b") == []
     assert not (tmp_path / "b").exists() or list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_trunk_that_is_another_one_when_it_is_trained_again_is_an_error(
+    trunk: tuple[Path, Trainer], tmp_path: Path
+) -> None:
+    changed = functools.partial(make, dropout=0.1)
+    with pytest.raises(ConfigurationError, match=r"recorded train_loss \S+ for update 13, and training it again gives"):
+        branch(trunk[0], 14, tmp_path / "b", trunk=changed)
+    assert list_states(tmp_path / "b") == []
+    branch(trunk[0], 12, tmp_path / "b", trunk=changed)  # nothing is trained again
+
+
+def test_patience_counts_on_where_the_trunk_has_no_state(tmp_path: Path) -> None:
+    def patience() -> EarlyStoppingCallback:
+        return EarlyStoppingCallback(2, early_stopping_threshold=100.0)
+
+    whole, _ = train(tmp_path / "states", patience())
+    same = functools.partial(make, patience())
+    found = branch(tmp_path / "states", 8, tmp_path / "b", patience(), trunk=same)
+    assert found.run_state.updates == whole.run_state.updates == 18
 
 
 def test_a_branch_writes_to_no_file_of_its_trunk(trunk: tuple[Path, Trainer], tmp_path: Path) -> None:

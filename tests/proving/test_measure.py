@@ -21,7 +21,7 @@ from pytorch_accelerated.tracking import RunHistory
 from pytorch_accelerated.utils import read_run_history
 from tests.chaos.size import size
 from tests.looking.worlds import everything
-from tests.proving.runs import At, Interrupt, make, train
+from tests.proving.runs import ADAMW, At, Interrupt, make, train
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
@@ -262,6 +262,10 @@ def nothing_measured(folder: Path, match: str, updates: list[int] | None = None,
     assert not (folder / "measured.json").exists()
 
 
+def decay(trainer: Trainer) -> None:
+    trainer.optimizer.param_groups[0]["weight_decay"] = 1.0
+
+
 @pytest.mark.filterwarnings("ignore:The run resumes", "ignore:The optimizer resumes")
 def test_a_run_that_changed_is_an_error(tmp_path: Path) -> None:
     train(tmp_path, every=4)
@@ -270,6 +274,9 @@ def test_a_run_that_changed_is_an_error(tmp_path: Path) -> None:
     nothing_measured(tmp_path, words, dropout=0.1)
     nothing_measured(tmp_path, words, first_weights=1)
     nothing_measured(tmp_path, words, [7], dataset={"noise": 0.1})
+    # What an update has done to the weights shows in the next loss only, or after the last one in the states.
+    nothing_measured(tmp_path, words, [1], optimizer=functools.partial(ADAMW, weight_decay=1.0))
+    nothing_measured(tmp_path, "weights after update 24, .* others", [24], callbacks=[At(24, decay)])
     nothing_measured(tmp_path, "recorded learning_rates", optimizer=functools.partial(torch.optim.AdamW, lr=0.03))
     nothing_measured(tmp_path, "recorded samples|There is no update", per_device_batch_size=16)
     new, arguments = make()

@@ -20,17 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.callbacks import SaveTrainingStateCallback, TrainerCallback
+from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
+    SaveTrainingStateCallback,
+    StopAtCallback,
+    TrainerCallback,
+)
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import refuse
-from pytorch_accelerated.extras.proving.diff import short_pair
+from pytorch_accelerated.extras.proving.diff import first_difference, records_of, short_pair
 from pytorch_accelerated.extras.proving.factory import make_run
-from pytorch_accelerated.extras.proving.rewind import nearest_state, refuse_shorter, states_in, trained_again
+from pytorch_accelerated.extras.proving.rewind import Until, nearest_state, refuse_shorter, states_in, trained_again
 from pytorch_accelerated.extras.proving.trace import digest
-from pytorch_accelerated.ranks import kept
+from pytorch_accelerated.ranks import Optimizers, kept
 from pytorch_accelerated.schedulers import StatefulSchedulerBase
 from pytorch_accelerated.states import Encoded, chunks, disk, dump_json, encode, publish, read_state, verify
 from pytorch_accelerated.states.layout import Manifest, hidden_sibling
+from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
@@ -103,7 +109,7 @@ def _begin(
     scratch = Path(ranks.from_first(str(hidden_sibling(final, "partial"))))
     try:
         if source is None or verify.read_manifest(source).facts["updates"] < update:
-            source = _saved_at(update, scratch / "state", trunk, arguments, source)
+            source = _saved_at(update, scratch / "state", trunk, arguments, source, states)
         manifest = ranks.do_on_first(lambda: verify.verify(source))
         position = ranks.do_on_first(lambda: read_state(source, ["run"])[1]["run"]["run_state"])
         left_out, runs = arguments.get("leave_out"), ((trunk, arguments), (trainer, given))
@@ -148,17 +154,31 @@ class _Save(TrainerCallback):
             trainer.save_training_state(self._folder)
 
 
-def _saved_at(update: int, folder: Path, trunk: Trainer, arguments: Any, source: Path | None) -> Path:
+def _saved_at(update: int, folder: Path, trunk: Trainer, arguments: Any, source: Path | None, states: Path) -> Path:
     """A state of the trunk after an update after which it saved none.
 
-    Callbacks that write and have a state, such as an average of weights, take part; not those that save states.
+    Callbacks that have a state take part also where they write, such as an average of weights, or end the run. Those
+    that save states don't.
     """
     writing = [each for each in _told_apart_by_path(trunk) if not isinstance(each, SaveTrainingStateCallback)]
     left_out = [each for each in writing if hasattr(each, "load_state_dict") and not each.takes_part_in_preflight]
-    watching = _Save(update, folder, left_out), *left_out
+    ending = [each for each in trunk.callback_handler if isinstance(each, EarlyStoppingCallback | StopAtCallback)]
+    watching = _Save(update, folder, left_out), *left_out, *ending
     with trained_again(trunk, arguments, source, *watching, until=update, rolls_back=bool(source)):
         refuse_shorter(trunk, update)
+        trunk.run_context.parts.ranks.do_on_first(lambda: _refuse_other_past(states, trunk.run_history))
     return folder
+
+
+def _refuse_other_past(states: Path, again: RunHistory) -> None:
+    """Refuse what the trunk has become by training it again, if that isn't what it has recorded."""
+    found = first_difference(records_of(read_run_history(states)), records_of(again), "step")
+    if found is not None:
+        raise ConfigurationError(
+            f"The trunk has recorded {found.name} {found.a!r} for update {found.update}, and training it again gives "
+            f"{found.b!r}. Its code, its data, or what it ran on (ranks, device, versions) has changed since, or it "
+            "doesn't resume exactly. `diff` and `prove` say more. Branch after an update with a training state."
+        )
 
 
 class _AtStart(TrainerCallback):
@@ -169,6 +189,7 @@ class _AtStart(TrainerCallback):
         schedule: the kind and the state of the scheduler.
         follows_metric: whether the schedule depends on a metric, so that its position isn't known.
         rows: the number of rows of an update.
+        kinds: of the optimizers.
         words: what the run was given, by name.
     """
 
@@ -186,7 +207,9 @@ class _AtStart(TrainerCallback):
             plain = {name: value for name, value in group.items() if name != "params" and not callable(value)}
             self.settings.append(copy.deepcopy(plain))
         self.schedule = copy.deepcopy((type(scheduler).__name__, scheduler and scheduler.state_dict()))
-        callbacks = [type(each).__name__ for each in trainer.callback_handler if each is not self]
+        callbacks = [type(each).__name__ for each in trainer.callback_handler if not isinstance(each, _AtStart | Until)]
+        optimizer = trainer.optimizer
+        self.kinds = [type(each).__name__ for each in (optimizer if isinstance(optimizer, Optimizers) else [optimizer])]
         words = {"loss_func": trainer.loss_func, "callbacks": callbacks, "schedule": trainer.create_scheduler_fn}
         for path, each in model.named_modules():
             words[f"model.{path}"] = f"{type(each).__name__}({each.extra_repr()})"
@@ -233,6 +256,11 @@ def _refuse_other_rows(trainer: Trainer, seed: int, before: _AtStart, after: _At
         raise ConfigurationError(
             f"The trunk's optimizer has {len(before.settings)} groups of parameters, this one {len(after.settings)}: "
             "its state belongs to the groups. Make the same ones; their settings may differ."
+        )
+    if before.kinds != after.kinds:
+        raise ConfigurationError(
+            f"The trunk's optimizer is {', '.join(before.kinds)}, this one {', '.join(after.kinds)}: the state of one "
+            "means nothing to the other. Keep the kind, or train from the beginning."
         )
 
 

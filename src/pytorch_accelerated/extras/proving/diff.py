@@ -218,8 +218,8 @@ def diff(a: str | Path, b: str | Path, make_a: MakeRun | None = None, make_b: Ma
         b=Path(b),
         settings={**_differing(one.settings, other.settings), **_differing_groups(one, other, position)},
         updates=(one.updates, other.updates),
-        step=_first_difference(one.records, other.records, "step"),
-        metric=_first_difference(one.records, other.records, "metric"),
+        step=first_difference(one.records, other.records, "step"),
+        metric=first_difference(one.records, other.records, "metric"),
         equal_state=None,
         differing_state=position[0] if position and parts else None,
         parts=parts,
@@ -297,7 +297,8 @@ def records_of(history: RunHistory) -> Records:
     return found
 
 
-def _first_difference(one: Records, other: Records, kind: str) -> RecordDifference | None:
+def first_difference(one: Records, other: Records, kind: str) -> RecordDifference | None:
+    """The first value that differs in the records of one kind, "step" or "metric", that both have."""
     places = sorted((place for place in one.keys() & other.keys() if place[0] == kind), key=lambda place: place[-1])
     for place in places:
         for name, a in one[place].items():
@@ -417,7 +418,7 @@ def _trained(side: _Run, make: MakeRun, start: Position | None, last: int) -> tu
     digests = {each.weights_after for each in updates.values() if each.update == last}
     digests |= {each.weights for each in updates.values() if each.update == last + 1}
     saved = [digest(weights_in(folder)) for position, folder in side.states.items() if position[0] == last]
-    is_same = all(_first_difference(side.records, records, kind) is None for kind in ("step", "metric"))
+    is_same = all(first_difference(side.records, records, kind) is None for kind in ("step", "metric"))
     return updates, is_same and digests.issuperset(saved)
 
 

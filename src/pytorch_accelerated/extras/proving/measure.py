@@ -61,7 +61,7 @@ class Window(NamedTuple):
         start: the updates before the first of them.
         state: the training state after these; None for the beginning of the run.
         updates: those at which something is measured.
-        until: the last one, where the run has recorded a loss, or saved its weights.
+        until: the last one, where the run has recorded a loss that what is measured has an effect on, or its end.
     """
 
     start: int
@@ -77,13 +77,13 @@ class Recorded(NamedTuple):
         steps: the values of its step records.
         every: the updates between two of them; None if their number grew.
         names: of its metrics.
-        weights: digests of the weights in its newest states.
+        weights: digests of the weights in the states after its last update, if they are needed, by that update.
     """
 
     steps: Records
     every: int | None
     names: set[str]
-    weights: list[str]
+    weights: dict[int, list[str]]
 
 
 def measure(
@@ -114,7 +114,7 @@ def measure(
             'one, below `if __name__ == "__main__":`; or on all ranks, without `processes` and `factory`.'
         )
     arguments = {} if factory is not None else dict(given) or arguments_of_last_run(trainer)
-    recorded, shares = ranks.do_on_first(lambda: _plan(place, every, updates, processes))
+    recorded, shares = ranks.do_on_first(lambda: _plan(place, every, updates, processes, quantity.event))
     if factory is None:
         nearest_state(trainer, place, shares[0][0].updates[0])  # the beginning may be out of reach
     tasks = [functools.partial(_measured, quantity=quantity, recorded=recorded, windows=each) for each in shares]
@@ -123,7 +123,7 @@ def measure(
 
 
 def _plan(
-    place: Path, every: int | None, updates: Collection[int] | None, processes: int
+    place: Path, every: int | None, updates: Collection[int] | None, processes: int, event: str
 ) -> tuple[Recorded, list[list[Window]]]:
     """What the run has recorded, and the windows of each process."""
     history = read_run_history(place)  # first, because it says what is missing
@@ -148,16 +148,18 @@ def _plan(
     steps = {each: values for each, values in records_of(history).items() if each[0] == "step"}
     gaps = [end - start for _, start, end in steps]
     ends = {end for _, _, end in steps}
-    # A run that was killed has saved weights behind its last record.
-    newest = [digest(weights_in(folder)) for at, folder in found if at == last and last not in ends]
+    # What an update has done to the weights shows in the loss of the next one; after the last, in what was saved.
+    later = int(event == "on_optimizer_step_end")
+    needed = last not in ends or bool(later and last in chosen)
+    newest = {last: [digest(weights_in(folder)) for at, folder in found if at == last]} if needed else {}
     names = {each.name for each in history.records} - history.names_measured_afterwards
     recorded = Recorded(steps, gaps[0] if gaps and gaps[0] == max(gaps) else None, names, newest)
     starts: dict[int, Path | None] = {0: None, **{start: folder for start, folder in found if start < last}}
-    return recorded, _shares(sorted(chosen), starts, sorted({last} | ends), processes)
+    return recorded, _shares(sorted(chosen), starts, sorted({last} | ends), processes, later)
 
 
 def _shares(
-    updates: list[int], states: Mapping[int, Path | None], ends: list[int], processes: int
+    updates: list[int], states: Mapping[int, Path | None], ends: list[int], processes: int, later: int
 ) -> list[list[Window]]:
     """The windows of each process, about equally long together.
 
@@ -166,12 +168,13 @@ def _shares(
         states: by their updates.
         ends: the updates up to which a window can be checked.
         processes: how many, at most.
+        later: how many updates later a mistake in one shows.
     """
     by_start: dict[int, list[int]] = {}
     for update in updates:
         by_start.setdefault(max(start for start in states if start < update), []).append(update)
     windows = [
-        Window(start, states[start], own, next(end for end in ends if end >= own[-1]))
+        Window(start, states[start], own, next(end for end in ends if end >= min(own[-1] + later, ends[-1])))
         for start, own in by_start.items()
     ]
     lengths = [each.until - each.start for each in windows]
@@ -212,15 +215,13 @@ def _measured(
 
 def _check(window: Window, recorded: Recorded, again: Records, weights: str) -> None:
     """Refuse a window that has not given what the run has recorded."""
-    ends = [0]
     for place, values in recorded.steps.items():
         if window.start < place[-1] <= window.until:
-            ends.append(place[-1])
             for name, value in values.items():
                 other = again.get(place, {}).get(name)
                 if repr(value) != repr(other):
                     raise _changed(f"{name} {value!r} in updates {place[1] + 1} to {place[2]}", f"{other!r}")
-    if ends[-1] < window.until and weights not in recorded.weights:
+    if weights not in recorded.weights.get(window.until, [weights]):
         raise _changed(f"weights after update {window.until}", "others")
 
 
