@@ -369,7 +369,7 @@ class TrainerTools(TrainerHooks):
             states: the folder of the run's training states.
             function: gets the trainer, and returns a number, or a dict of numbers by name. It is called on all ranks;
                 what it returns on the first one counts. Model, loss function, gradients and the generators of torch,
-                numpy and random are given back after each call, so that it may evaluate, or draw.
+                numpy and random are given back after each call, so that it may call `eval()` or `predict`, or draw.
             name: of a single number; default: the function's. A name that was measured before is measured again, and
                 its earlier values go.
             every: the distance between the updates; default: each one.
