@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import schedulefree
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
@@ -172,6 +173,13 @@ def test_a_run_that_was_interrupted_can_be_measured(tmp_path: Path) -> None:
     train(tmp_path, rest := LoggedWeight(), every=4, resume=True, dataset={"noise": 0.1})
     new, arguments = make(dataset={"noise": 0.1})
     assert measured(new.measure(tmp_path, weight, **arguments))["weight"] == {**log.values, **rest.values}
+
+
+def test_weights_of_a_schedule_free_optimizer_at_the_end_are_no_difference(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": functools.partial(schedulefree.AdamWScheduleFree, lr=0.01), "num_epochs": 1}
+    train(tmp_path, log := LoggedWeight(), every=4, **changes)
+    new, arguments = make(**changes)
+    assert measured(new.measure(tmp_path, weight, updates=[6], **arguments))["weight"] == {6: log.values[6]}
 
 
 class BadOnce(Trainer):
