@@ -52,7 +52,9 @@ WHERE: Mapping[str, Sequence[str]] = {
     "A recorded tensor with one element": ("running.histories/kind of a tensor",),
     "A metric that was never recorded": ("running.histories/deleting what never was/raises",),
     # Schedulers
+    "A second `train` with a schedule": ("scheduling.in_a_second_run/of torch", "scheduling.in_a_second_run/after*"),
     "The first and the last learning rate": (
+        "scheduling.in_a_second_run/of the library",
         "schedulers.states/*/rates",
         "schedulers.subclasses/*/rates/at first",
         "schedulers.other_fields/momentum/at first",

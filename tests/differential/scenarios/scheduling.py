@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.schedulers import StatefulSchedulerBase
+from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
 from pytorch_accelerated.trainer import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
 from tests.differential.scenarios.common import attempt, grid, train, trainer, weights_of
 
@@ -58,6 +58,25 @@ def of_torch() -> Any:
             "none": {},
         },
     )
+
+
+def _run_twice(factory: Any, rate: float | None = None) -> Any:
+    made = trainer(callbacks=[rates := _Rates()])
+    train(made, create_scheduler_fn=factory)
+    if rate is not None:
+        made.optimizer.param_groups[0]["lr"] = rate
+    train(made, create_scheduler_fn=factory)
+    return rates.steps
+
+
+def in_a_second_run() -> Any:
+    step = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+    cosine = CosineLrScheduler.create_scheduler_fn()
+    return {
+        "of torch": attempt(lambda: _run_twice(step)),
+        "of the library": attempt(lambda: _run_twice(cosine)),
+        "after a new rate": attempt(lambda: _run_twice(cosine, 0.5)),
+    }
 
 
 class _Halving(StatefulSchedulerBase):

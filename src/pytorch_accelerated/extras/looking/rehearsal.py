@@ -168,6 +168,8 @@ def _keep_on_disk(before: Kept, trainer: Trainer, place: Path | None) -> None:
         before.call(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     before.call(ranks.wait)
     before.modes(trainer.get_model())
+    for group in context.parts.parameter_groups:  # loading makes new ones, and whoever holds these puts them back
+        before.contents(group)
     save_run(context, folder / "before", {})
     # History and counts were not touched, and need no loading.
     copied = context.copied(history=_copied(context.parts.history))
