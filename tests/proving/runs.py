@@ -1,6 +1,7 @@
 """Small runs with everything that may part two runs, each of which can be planted."""
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,28 @@ def train(
     trainer, arguments = make(*callbacks, saver, **changes)
     trainer.train(**arguments, resume_from=folder if resume else None)
     return trainer, arguments
+
+
+class BadOnce(Trainer):
+    """The loss of update 6 is NaN, wherever the run comes from."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        return {**output, "loss": output["loss"] * math.nan} if self.run_state.updates == 5 else output
+
+
+class ByBatches(TrainerCallback):
+    """Lowers the rate with each batch that it has seen, and keeps their number: going back is not leaving out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.count += 1
+        trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]

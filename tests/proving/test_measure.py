@@ -22,7 +22,7 @@ from pytorch_accelerated.tracking import RunHistory
 from pytorch_accelerated.utils import read_run_history
 from tests.chaos.size import size
 from tests.looking.worlds import everything
-from tests.proving.runs import ADAMW, At, Interrupt, make, train
+from tests.proving.runs import ADAMW, At, BadOnce, ByBatches, Interrupt, make, train
 from tests.support.processes import run_on_ranks
 from tests.support.reference import regression_data
 from tests.support.resuming import assert_same
@@ -180,30 +180,6 @@ def test_weights_of_a_schedule_free_optimizer_at_the_end_are_no_difference(tmp_p
     train(tmp_path, log := LoggedWeight(), every=4, **changes)
     new, arguments = make(**changes)
     assert measured(new.measure(tmp_path, weight, updates=[6], **arguments))["weight"] == {6: log.values[6]}
-
-
-class BadOnce(Trainer):
-    """The loss of update 6 is NaN."""
-
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        output = super().calculate_train_batch_loss(batch)
-        return {**output, "loss": output["loss"] * math.nan} if self.run_state.updates == 5 else output
-
-
-class ByBatches(TrainerCallback):
-    """Lowers the rate with each batch that it has seen, and keeps their number: going back is not leaving out."""
-
-    count = 0
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.count += 1
-        trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.count)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 @pytest.mark.filterwarnings("ignore:In epoch 1, update 6", "ignore:The optimizer resumes with the settings")

@@ -17,7 +17,7 @@ from pytorch_accelerated.extras.proving import Replay
 from tests.chaos.size import size
 from tests.looking.worlds import everything
 from tests.proving import faults
-from tests.proving.runs import Interrupt, Log, make, train
+from tests.proving.runs import BadOnce, ByBatches, Interrupt, Log, make, train
 from tests.support.processes import run_on_ranks
 from tests.support.reference import tiny_model
 from tests.support.resuming import assert_same
@@ -227,31 +227,6 @@ def test_training_after_a_replay_gives_the_weights_that_it_gives_without_one(tmp
 
 
 # ----------------------------------------------------------------------------------- behind an update that was left out
-
-
-class BadOnce(Trainer):
-    """The loss of update 6 is NaN, wherever the run comes from."""
-
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        output = super().calculate_train_batch_loss(batch)
-        return {**output, "loss": output["loss"] * math.nan} if self.run_state.updates == 5 else output
-
-
-class ByBatches(TrainerCallback):
-    """Lowers the rate with each batch that it has seen, and keeps their number."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.count += 1
-        trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.count)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 @pytest.mark.filterwarnings("ignore:In epoch 1, update 6", "ignore:The optimizer resumes with the settings")

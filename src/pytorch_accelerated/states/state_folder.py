@@ -328,7 +328,7 @@ class BackgroundWriter:
         if isinstance(failure, CheckpointError):
             raise failure
         if failure is not None:
-            raise CheckpointError(f"A training state could not be written in the background: {failure!r}.") from failure
+            raise CheckpointError(f"The background work on a training state failed: {failure!r}.") from failure
 
     def close(self) -> None:
         """`wait`, then free the copies."""
