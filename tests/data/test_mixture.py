@@ -43,13 +43,17 @@ def datasets_of(order: Sequence[int], lengths: Sequence[int]) -> np.ndarray[Any,
 # The turn of the set that lags behind most would be more than a row behind here.
 @example(weights=[5, 194, 3, 35, 1, 27, 1, 990, 990, 1], rows=3000, seed=0)
 @example(weights=[0.7, 0.2, 0.1], rows=25, seed=0)
+# Six shares are rounded in the same direction, which the largest pays for.
+@example(weights=[1, 1, 1, 1, 1, 509, 1.0822048401655169, 3.4375], rows=1, seed=0)
 def test_every_prefix_has_each_share_to_less_than_a_row(weights: list[float], rows: int, seed: int) -> None:
     lengths = [7 + 5 * number for number in range(len(weights))]
     mixture = Mixture([range(length) for length in lengths], weights, rows=rows)
     order = mixture.order(seed=seed, epoch=1)
     assert (len(order), order.dtype) == (rows, torch.int64)
     number_of_each = datasets_of(order.tolist(), lengths)
-    assert mixture.weights == pytest.approx(np.array(weights) / sum(weights), abs=2e-6)
+    # Each is rounded by half a step at most, and so their sum by half a step for each.
+    largest_error = (len(weights) + 1) / 2 * 2**-20
+    assert mixture.weights == pytest.approx([weight / sum(weights) for weight in weights], abs=largest_error, rel=0)
     for number, weight in enumerate(mixture.weights):
         given_ = np.cumsum(number_of_each == number)
         assert np.abs(given_ - weight * np.arange(1, rows + 1)).max() < 1 + 1e-6

@@ -39,7 +39,8 @@ class Mixture(Dataset[Any]):
     Args:
         datasets: map-style datasets; also tensors or arrays, or tuples and dicts of them.
         weights: a number above 0 for each dataset: its share of the rows. They need not add up to 1. Shares are exact
-            if they have a common denominator of up to 2**20, or else multiples of 2**-20.
+            if they have a common denominator of up to 2**20. Others are rounded to multiples of 2**-20, and then
+            divided by their sum: of n datasets, each share is off by at most (n + 1) / 2 * 2**-20.
         rows: of an epoch, over all ranks. None: as many as there are before the first row would be repeated.
 
     Attributes:
