@@ -16,7 +16,7 @@ import torch
 
 from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.states import disk, layout
-from pytorch_accelerated.states.layout import HiddenName
+from pytorch_accelerated.states.layout import HiddenName, hidden_sibling
 from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.publish import remove_state
 from pytorch_accelerated.states.state_folder import read_state
@@ -197,8 +197,13 @@ def test_a_full_disk_at_any_operation_keeps_the_file(tmp_path):
 # What is left behind belongs to somebody.
 
 
-def leftover(parent: Path, name: HiddenName) -> Path:
-    path = parent / str(name)
+def hidden(final: str, kind: Any) -> HiddenName:
+    name = HiddenName.parse(hidden_sibling(Path(final), kind).name)
+    assert name is not None
+    return name
+
+
+def leftover(path: Path) -> Path:
     path.mkdir()
     (path / "model.safetensors").write_bytes(b"half")
     return path
@@ -215,15 +220,14 @@ def test_threads_that_ask_at_once_are_the_same_process(monkeypatch: pytest.Monke
     monkeypatch.setattr(layout, "_tokens", {})
     monkeypatch.setattr(secrets, "token_hex", slowly)
     with ThreadPoolExecutor(4) as threads:
-        names = list(threads.map(lambda _: HiddenName.new("a", "partial"), range(4)))
+        names = list(threads.map(lambda _: hidden("a", "partial"), range(4)))
     assert len({name.process for name in names}) == 1
     assert all(name.is_of_this_process for name in names)
 
 
 def test_files_written_by_a_running_process_are_left_alone(tmp_path, monkeypatch):
-    mine = leftover(tmp_path, HiddenName.new("a", "partial"))
-    running = HiddenName("a", "partial", layout.this_host(), os.getppid(), "00000000", "00000000")
-    theirs = leftover(tmp_path, running)
+    mine = leftover(hidden_sibling(tmp_path / "a", "partial"))
+    theirs = leftover(tmp_path / f".a.{layout.this_host()}-{os.getppid()}-00000000-00000000.partial")
     save(tmp_path / "state", 1)
     assert mine.is_dir()
     assert theirs.is_dir()
@@ -231,7 +235,7 @@ def test_files_written_by_a_running_process_are_left_alone(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("seconds", "stays"), [(3500, True), (3700, False)])
 def test_files_written_by_another_host_are_left_alone_for_an_hour(seconds, stays, tmp_path):
-    path = leftover(tmp_path, HiddenName("a", "partial", "0a0a0a0a", 1, "00000000", "00000000"))
+    path = leftover(tmp_path / ".a.0a0a0a0a-1-00000000-00000000.partial")
     for one in (path / "model.safetensors", path):
         os.utime(one, (time.time() - seconds,) * 2)
     save(tmp_path / "state", 1)
@@ -241,7 +245,7 @@ def test_files_written_by_another_host_are_left_alone_for_an_hour(seconds, stays
 def test_files_left_by_a_dead_process_are_removed(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    path = leftover(tmp_path, HiddenName("a", "partial", layout.this_host(), child.pid, "00000000", "00000000"))
+    path = leftover(tmp_path / f".a.{layout.this_host()}-{child.pid}-00000000-00000000.partial")
     save(tmp_path / "state", 1)
     assert not path.exists()
 
@@ -259,10 +263,10 @@ def test_hidden_things_of_others_are_never_touched(name, tmp_path):
 @pytest.mark.parametrize("kind", ["partial", "replaced"])
 @pytest.mark.parametrize("final", ["state", ".state", "a.b", "with space", "é", "a\nb", "..."])
 def test_hidden_names_can_be_read_back(final, kind):
-    name = HiddenName.new(final, kind)
-    assert HiddenName.parse(str(name)) == name
+    name = hidden(final, kind)
+    assert (name.final, name.kind, name.host, name.pid) == (final, kind, layout.this_host(), os.getpid())
     assert name.is_of_this_process
-    assert HiddenName.new(final, kind) != name
+    assert hidden_sibling(Path(final), kind) != hidden_sibling(Path(final), kind)
 
 
 def test_no_other_module_changes_the_disk():

@@ -24,7 +24,8 @@ from pytorch_accelerated.errors import ConfigurationError, InvalidCheckpointErro
 from pytorch_accelerated.extras.proving import diff
 from pytorch_accelerated.extras.report.reading import read_run
 from pytorch_accelerated.schedulers import CosineLrScheduler, LinearLrScheduler, one_cycle
-from pytorch_accelerated.states import list_states, read_manifest, read_state
+from pytorch_accelerated.states import read_state
+from pytorch_accelerated.states.verify import list_states, read_manifest
 from tests.proving.runs import ADAMW, At, Interrupt, Log, make, train
 from tests.support.processes import run_on_ranks, run_script
 from tests.support.reference import regression_data

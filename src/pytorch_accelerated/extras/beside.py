@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.errors import CheckpointError, ConfigurationError, InvalidCheckpointError
 from pytorch_accelerated.record import Pace, warn_user
-from pytorch_accelerated.states import FolderLock, disk, identity_of, list_states, read_manifest, write_whole
+from pytorch_accelerated.states import FolderLock, disk
+from pytorch_accelerated.states.layout import identity_of
+from pytorch_accelerated.states.publish import write_whole
+from pytorch_accelerated.states.verify import list_states, read_manifest
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer

@@ -32,21 +32,9 @@ from pytorch_accelerated.errors import (
 )
 from pytorch_accelerated.facts import require
 from pytorch_accelerated.ranks import Ranks
-from pytorch_accelerated.states import (
-    MANIFEST_NAME,
-    STATE_NAME,
-    Manifest,
-    Retention,
-    disk,
-    dump_manifest,
-    judged_states,
-    layout,
-    list_named_states,
-    list_states,
-    parse_manifest,
-    publish,
-)
-from pytorch_accelerated.states.verify import verify
+from pytorch_accelerated.states import Retention, disk, judged_states, layout, publish
+from pytorch_accelerated.states.layout import MANIFEST_NAME, STATE_NAME, Manifest, dump_manifest, parse_manifest
+from pytorch_accelerated.states.verify import list_named_states, list_states, verify
 
 Result = TypeVar("Result")
 

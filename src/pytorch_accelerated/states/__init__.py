@@ -10,63 +10,34 @@ writes single ``.pt`` files. `policy` says how often to save and which states to
 of one folder.
 """
 
-from pytorch_accelerated.states import disk, layout, publish, verify
 from pytorch_accelerated.states.codec import Encoded, chunks, dump_json, encode
-from pytorch_accelerated.states.layout import (
-    MANIFEST_NAME,
-    STATE_NAME,
-    Manifest,
-    dump_manifest,
-    identity_of,
-    parse_manifest,
-)
 from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import MEASURED_FILE, Retention, judged_states, read_metric_records
 from pytorch_accelerated.states.portable import load_portable, save_portable
-from pytorch_accelerated.states.publish import explained, remove_state, replacing, write_whole
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
 from pytorch_accelerated.states.training_state import save_run
-from pytorch_accelerated.states.verify import list_named_states, list_states, looks_like_state, read_manifest
 from pytorch_accelerated.states.weights import canonical_state_dict
 
 __all__ = [
     "Encoded",
-    "MEASURED_FILE",
     "FolderLock",
-    "MANIFEST_NAME",
-    "Manifest",
+    "MEASURED_FILE",
     "Retention",
-    "STATE_NAME",
     "canonical_state_dict",
     "chunks",
-    "disk",
     "dump_json",
-    "dump_manifest",
     "encode",
-    "explained",
-    "identity_of",
     "judged_states",
-    "layout",
-    "list_named_states",
-    "list_states",
     "load_portable",
     "load_run",
-    "looks_like_state",
-    "parse_manifest",
     "part_names",
-    "publish",
-    "read_manifest",
     "read_metric_records",
     "read_optimizer_file",
     "read_state",
-    "remove_state",
-    "replacing",
     "require_kinds",
     "save_portable",
     "save_run",
-    "verify",
-    "write_whole",
 ]

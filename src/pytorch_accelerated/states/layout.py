@@ -15,7 +15,7 @@ import secrets
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.states.codec import decode, dump_json, encode, load_json
@@ -28,6 +28,8 @@ STATE_NAME = re.compile(r"epoch_\d+|step_\d+|final")  # names that `SaveTraining
 SHARDS_NAME = "shards.json"  # lists the sharded tensors
 SHARDS_FILE = re.compile(r"shards_\d+\.safetensors")  # holds one rank's pieces of them
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+# The last number makes it unique.
+_HIDDEN_NAME = re.compile(r"\.(.+)\.([0-9a-f]{8})-([0-9]{1,9})-([0-9a-f]{8})-[0-9a-f]{8}\.(partial|replaced)", re.S)
 
 
 def is_file_name(name: Any) -> bool:
@@ -104,49 +106,40 @@ def _with_checksum(content: dict[str, Any]) -> bytes:
     return dump_json({**content, "sha256": digest}, indent=1)
 
 
-@dataclass(frozen=True)
-class HiddenName:
-    """The temporary name of a folder or file that is being written, replaced or deleted.
+class HiddenName(NamedTuple):
+    """The parts of the temporary name of a folder or file that is being written, replaced or deleted.
 
     Attributes:
         final: the name that it will have, or had.
-        kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
-            successor is taking its name; while no state has that name, it is still the valid one.
         host, pid: the process at work; the host includes its process namespace.
         process: distinguishes processes that had the same pid one after the other.
-        nonce: makes the name unique.
+        kind: ``partial`` is being written or deleted and is never read. ``replaced`` is a complete state whose
+            successor is taking its name; while no state has that name, it is still the valid one.
     """
 
     final: str
-    kind: Literal["partial", "replaced"]
     host: str
     pid: int
     process: str
-    nonce: str
-
-    _PATTERN = re.compile(r"\.(.+)\.([0-9a-f]{8})-([0-9]{1,9})-([0-9a-f]{8})-([0-9a-f]{8})\.(partial|replaced)", re.S)
-
-    @classmethod
-    def new(cls, final: str, kind: Literal["partial", "replaced"]) -> HiddenName:
-        """An unused name for this process."""
-        return cls(final, kind, this_host(), os.getpid(), _process_token(os.getpid()), secrets.token_hex(4))
+    kind: str
 
     @classmethod
     def parse(cls, name: str) -> HiddenName | None:
         """The parts of `name`, or None if it is not a hidden name."""
-        match = cls._PATTERN.fullmatch(name)
-        if match is None:
-            return None
-        final, host, pid, process, nonce, kind = match.groups()
-        return cls(final, kind, host, int(pid), process, nonce)  # type: ignore[arg-type]  # as the pattern says
-
-    def __str__(self) -> str:
-        return f".{self.final}.{self.host}-{self.pid}-{self.process}-{self.nonce}.{self.kind}"
+        match = _HIDDEN_NAME.fullmatch(name)
+        return cls(match[1], match[2], int(match[3]), match[4], match[5]) if match else None
 
     @property
     def is_of_this_process(self) -> bool:
         """Whether this process is at work on it."""
         return (self.host, self.pid, self.process) == (this_host(), os.getpid(), _process_token(os.getpid()))
+
+
+def hidden_sibling(final: Path, kind: Literal["partial", "replaced"]) -> Path:
+    """A new hidden path of this process next to `final`."""
+    pid = os.getpid()
+    own = f"{this_host()}-{pid}-{_process_token(pid)}-{secrets.token_hex(4)}"
+    return final.with_name(f".{final.name}.{own}.{kind}")
 
 
 @functools.cache
@@ -165,8 +158,3 @@ def _process_token(pid: int) -> str:
     # Keyed by pid, so that a forked child gets its own. In a container every run may have the same pid. Two threads may
     # ask at the same time, and must get the same: one of them would clean up after the other.
     return _tokens.get(pid) or _tokens.setdefault(pid, secrets.token_hex(4))
-
-
-def hidden_sibling(final: Path, kind: Literal["partial", "replaced"]) -> Path:
-    """A new hidden path next to `final`."""
-    return final.with_name(str(HiddenName.new(final.name, kind)))

@@ -1,6 +1,6 @@
 """The complete state of a training run on its way to the disk. `loading` takes the way back.
 
-`Moment`, `_parts_of_run` and `save_run` say what a state contains; `state_folder` writes the folder.
+`moment_of`, `_parts_of_run` and `save_run` say what a state contains; `state_folder` writes the folder.
 
 Rank 0 stores its callbacks, held parts and history whole, because they are equal, or nearly equal, on all ranks. Every
 other rank stores only its differences: a list of ``[path, value]``, where a path is a list of keys of nested dicts. An
@@ -45,44 +45,27 @@ TRAINING_WEIGHTS = "training_weights"
 """The name of the part with the model's weights if another library's files in the folder have the name ``model``."""
 Difference = list[list[Any]]
 """Entries ``[path, value]``."""
+Moment = dict[str, Any]
+"""What `moment_of` returns."""
 _MOST_CHARACTERS = 1000  # of what describes a module
 
 
-@dataclasses.dataclass(frozen=True)
-class Moment:
+def moment_of(parts: Parts, *, ended_early: bool = False) -> Moment:
     """Where a run is, and what callbacks and the loop change at events.
 
-    Not in it, but read when the state is written: weights, optimizer, scheduler, scaler and held parts.
-
-    A save takes the moment as it is. When an epoch ends before its data, its events are still emitted, and change all
-    of this; the states that the run then writes are of the moment before them, so that a resume continues the epoch.
-
-    Attributes:
-        position: the counts of the run.
-        callbacks: the states of callbacks, by state key.
-        history: the state of the run history.
-        recorder: the state of the recorder of step records, if there is one.
-        generators: the states of this rank's random generators.
-        losses, gradient_norms: the states of this rank's trackers.
-        stream: how the stream that this rank trains on is divided, and its position in it, if they are known.
-    """
-
-    position: RunState
-    callbacks: dict[str, Any]
-    history: dict[str, Any]
-    recorder: dict[str, Any] | None
-    generators: dict[str, Any]
-    losses: dict[str, Any]
-    gradient_norms: dict[str, Any]
-    stream: dict[str, Any] | None
-
-
-def moment_of(parts: Parts, *, ended_early: bool = False) -> Moment:
-    """The moment of a run. Must be called by all ranks: some callbacks communicate when they are asked for their state.
+    Must be called by all ranks: some callbacks communicate when they are asked for their state. A save takes the moment
+    as it is. When an epoch ends before its data, its events are still emitted, and change all of this; the states that
+    the run then writes are of the moment before them, so that a resume continues the epoch.
 
     Args:
         parts: what the run works with.
         ended_early: whether the epoch ends before its data; then nothing in the moment will change any more.
+
+    Returns:
+        ``position``, the counts of the run; the states of callbacks, by state key; the states of the run history and of
+        the recorder of step records, if there is one; and as ``rank`` what each rank has for itself: the states of its
+        random generators and trackers, and how the stream that it trains on is divided, and its position in it, if they
+        are known. Weights, optimizer, scheduler, scaler and held parts are read when the state is written.
     """
     # A save encodes these states at once. If the epoch ended early, they must outlive the events of its end, which
     # change them.
@@ -90,16 +73,20 @@ def moment_of(parts: Parts, *, ended_early: bool = False) -> Moment:
     reports, stream = parts.reports, stream_state(parts.loaders.train)
     if stream is not None and _complaint_about(stream.get("borrowed"), "the last batch"):
         stream["borrowed"] = None  # only a rank without further batches would need it
-    return Moment(
-        position=dataclasses.replace(parts.state, is_cut=True) if ended_early else parts.state,
-        callbacks={key_of_state(one): keep(one.state_dict()) for one in parts.callbacks if hasattr(one, "state_dict")},
-        history=storable_history(parts.history, parts.ranks),
-        recorder=None if reports.recorder is None else reports.recorder.state_dict(parts.state.samples_in_epoch),
-        generators=generator_states(),
-        losses=reports.losses.state_dict(),
-        gradient_norms=reports.gradient_norms.state_dict(),
-        stream=keep(stream),
-    )
+    return {
+        "position": dataclasses.replace(parts.state, is_cut=True) if ended_early else parts.state,
+        "callbacks": {
+            key_of_state(one): keep(one.state_dict()) for one in parts.callbacks if hasattr(one, "state_dict")
+        },
+        "history": storable_history(parts.history, parts.ranks),
+        "recorder": None if reports.recorder is None else reports.recorder.state_dict(parts.state.samples_in_epoch),
+        "rank": {
+            "generators": generator_states(),
+            "losses": reports.losses.state_dict(),
+            "gradient_norms": reports.gradient_norms.state_dict(),
+            "stream": keep(stream),
+        },
+    }
 
 
 def save_run(
@@ -136,17 +123,16 @@ def save_run(
     held_now = held_parts(context.holder)
     held = held_states(held_now, warns=ranks.is_first)
     # Rank 0 writes everything but shards, so the others send it what only they know: never the model's weights.
-    own = {name: getattr(moment, name) for name in ("generators", "losses", "gradient_norms", "stream")}
-    states_of_objects = {"callbacks": moment.callbacks, "held": held, "run": {"history": moment.history}}
+    states_of_objects = {"callbacks": moment["callbacks"], "held": held, "run": {"history": moment["history"]}}
     differences = differences_from_first(ranks, states_of_objects)
     history = differences.pop("run", {})
-    per_rank = ranks.exchange({**own, **differences, **history})
-    facts = _facts_of(parts, context.asked, moment.position)
+    per_rank = ranks.exchange({**moment["rank"], **differences, **history})
+    facts = _facts_of(parts, context.asked, moment["position"])
 
     def encoded() -> dict[str, Encoded]:
         # Values that can't be stored are errors here, before anything is on the disk.
         contents = _parts_of_run(parts, context.asked, context.holder, moment)
-        contents.update({"callbacks": moment.callbacks, "extra": extra})
+        contents.update({"callbacks": moment["callbacks"], "extra": extra})
         if held:
             contents["held"] = held
         if not has_optimizer_file:
@@ -198,18 +184,18 @@ def _parts_of_run(parts: Parts, asked: Asked, holder: Any, moment: Moment) -> di
     scheduler, scaler = parts.scheduler, parts.accelerator.scaler
     order = None if parts.prepared is None else parts.prepared.gradient_order
     own = {
-        "run_state": moment.position.state_dict(),
-        "totals": moment.position.totals,
-        "history": moment.history,
+        "run_state": moment["position"].state_dict(),
+        "totals": moment["position"].totals,
+        "history": moment["history"],
         "epochs_before_run": asked.epochs_before,
         "config": None if parts.config is None else parts.config.to_dict(),
         "described": _described(model=bare_model(parts.model), loss=getattr(holder, "loss_func", None)),
-        "recorder": moment.recorder,
+        "recorder": moment["recorder"],
         "gradient_order": [] if order is None else list(order.names),
     }
     if parts.mode.has_modes:
         own["has_training_weights"] = parts.mode.is_training
-    if moment.position.is_cut:
+    if moment["position"].is_cut:
         # `history` ends before the events of the early end. This one has their metrics, for readers of the history.
         own["ended_history"] = storable_history(parts.history, parts.ranks)
     return {

@@ -22,10 +22,10 @@ from pytorch_accelerated.states import (
     part_names,
     read_metric_records,
     read_state,
-    remove_state,
     save_portable,
     verify,
 )
+from pytorch_accelerated.states.publish import remove_state
 from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
 _SHOWN_CHARACTERS = 100

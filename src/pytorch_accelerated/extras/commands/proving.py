@@ -11,7 +11,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras import proving
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
 from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, NOT_TAKEN_BY_BRANCH, function_at, make_run
-from pytorch_accelerated.states import read_manifest
+from pytorch_accelerated.states.verify import read_manifest
 
 
 def add_to(topics: Any) -> None:

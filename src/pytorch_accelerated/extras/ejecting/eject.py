@@ -35,7 +35,7 @@ from pytorch_accelerated.extras.ejecting.own_code import OwnCode, is_literal, is
 from pytorch_accelerated.facts import TrainSettings, trees
 from pytorch_accelerated.ranks import Optimizers, kept
 from pytorch_accelerated.run_config import TrainerRunConfig
-from pytorch_accelerated.states import write_whole
+from pytorch_accelerated.states.publish import write_whole
 from pytorch_accelerated.trainer import replace_trainer_placeholder_values
 from pytorch_accelerated.utils import ModelEma
 

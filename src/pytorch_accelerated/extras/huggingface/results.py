@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.record.text import printable
-from pytorch_accelerated.states import write_whole
+from pytorch_accelerated.states.publish import write_whole
 
 if TYPE_CHECKING:
     from pytorch_accelerated.huggingface import Trainer

@@ -32,7 +32,8 @@ from pytorch_accelerated.facts import require
 from pytorch_accelerated.facts.trees import leaves_by_path
 from pytorch_accelerated.ranks import kept
 from pytorch_accelerated.record.text import aligned
-from pytorch_accelerated.states import part_names, read_manifest, read_optimizer_file, read_state
+from pytorch_accelerated.states import part_names, read_optimizer_file, read_state
+from pytorch_accelerated.states.verify import read_manifest
 from pytorch_accelerated.utils import read_run_history
 
 if TYPE_CHECKING:

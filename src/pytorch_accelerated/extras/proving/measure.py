@@ -26,7 +26,9 @@ from pytorch_accelerated.extras.proving.rewind import NOT_TAKEN, nearest_state, 
 from pytorch_accelerated.extras.proving.trace import digest, weights_of
 from pytorch_accelerated.facts import check_positive_count
 from pytorch_accelerated.ranks import held_parts, kept
-from pytorch_accelerated.states import MEASURED_FILE, FolderLock, looks_like_state, write_whole
+from pytorch_accelerated.states import MEASURED_FILE, FolderLock
+from pytorch_accelerated.states.publish import write_whole
+from pytorch_accelerated.states.verify import looks_like_state
 from pytorch_accelerated.tracking import MetricRecord
 from pytorch_accelerated.utils import read_run_history
 

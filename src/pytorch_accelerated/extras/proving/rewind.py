@@ -16,7 +16,7 @@ from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import arguments_of_last_run, refuse, rehearsal, taking_part
 from pytorch_accelerated.extras.proving.outside import Outside
 from pytorch_accelerated.ranks import kept
-from pytorch_accelerated.states import list_states, looks_like_state, read_manifest
+from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer

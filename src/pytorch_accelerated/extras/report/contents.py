@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.states import write_whole
+from pytorch_accelerated.states.publish import write_whole
 from pytorch_accelerated.tracking import (
     MetricRecord,
     RunHistory,

@@ -13,7 +13,8 @@ from typing import Any
 from pytorch_accelerated.errors import ConfigurationError, PytorchAcceleratedError, RunFileError
 from pytorch_accelerated.extras.report.contents import RunContents, branch_facts, data_in, write_page
 from pytorch_accelerated.extras.report.result import FORMAT, why_lost
-from pytorch_accelerated.states import MEASURED_FILE, list_states, looks_like_state, read_manifest
+from pytorch_accelerated.states import MEASURED_FILE
+from pytorch_accelerated.states.verify import list_states, looks_like_state, read_manifest
 from pytorch_accelerated.tracking import greater_is_better
 from pytorch_accelerated.utils import read_run_history
 

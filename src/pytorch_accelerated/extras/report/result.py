@@ -17,7 +17,7 @@ from pytorch_accelerated.errors import CheckpointError
 from pytorch_accelerated.extras.report.contents import json_value, plain_notes, spike_in_words
 from pytorch_accelerated.record import warn_user
 from pytorch_accelerated.record.text import format_duration
-from pytorch_accelerated.states import write_whole
+from pytorch_accelerated.states.publish import write_whole
 from pytorch_accelerated.tracking import greater_is_better, role_and_quantity
 
 if TYPE_CHECKING:

@@ -240,7 +240,7 @@ class CheckpointStates(States):
         With `only_model`, a resume gets nothing else.
         """
         context, ranks, model = self.context, self.parts.ranks, self.context.holder.model
-        with self.control.saves.saving(folder, is_state=True), contextlib.ExitStack() as ending:
+        with contextlib.ExitStack() as ending:
             check_model_finite(self.parts.model, ranks)
             folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
             if ranks.is_first:
@@ -250,17 +250,18 @@ class CheckpointStates(States):
             if only_model:
                 facts = {"updates": self.parts.state.updates, "epochs": self.parts.state.epochs}
                 ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))
-                return
-            frozen = frozen_base(model)
-            save_run(
-                context,
-                folder_of_all,
-                {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
-                moment=self.early_end,
-                skipped_weights=frozen,
-                weights_part=ranks.do_on_first(lambda: staged.weights_part),
-                has_optimizer_file=staged.has_optimizer,
-            )
+            else:
+                frozen = frozen_base(model)
+                save_run(
+                    context,
+                    folder_of_all,
+                    {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+                    moment=self.early_end,
+                    skipped_weights=frozen,
+                    weights_part=ranks.do_on_first(lambda: staged.weights_part),
+                    has_optimizer_file=staged.has_optimizer,
+                )
+        self.control.saves.add(folder)
 
     def cover_changes(self, folder: Path) -> None:
         """Make what callbacks have written into a checkpoint a part of it."""
