@@ -149,7 +149,9 @@ class FreezingTrainer(NoisyTrainer):
 
     def train_epoch_start(self) -> None:
         super().train_epoch_start()
-        self.model[1].eval()
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         output = super().calculate_train_batch_loss(batch)
@@ -177,9 +179,8 @@ def run(*layers: nn.Module, kind: Any = Trainer, loss: Any = None, **given: Any)
     """A run of a small model: what isn't an argument of the trainer is one of `train`."""
     set_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), *(layers or [nn.Tanh()]), nn.Linear(8, 3))
-    of_trainer = {
-        name: given.pop(name) for name in ("seed", "callbacks", "mixed_precision", "teacher") if name in given
-    }
+    names = ("seed", "callbacks", "mixed_precision", "teacher", "accelerator")
+    of_trainer = {name: given.pop(name) for name in names if name in given}
     make_optimizer = given.pop("optimizer", partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     is_whole = getattr(make_optimizer, "of_model", False)
     optimizer = make_optimizer(model if is_whole else model.parameters())

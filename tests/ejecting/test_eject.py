@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import random
 import re
 import sys
-import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree
@@ -24,83 +20,34 @@ from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from pytorch_accelerated.data import Mixture
-from pytorch_accelerated.errors import ConfigurationError, DataError
-from pytorch_accelerated.ranks import Optimizers
+from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
-from tests.chaos.size import some
+from tests.chaos.size import in_release, size, some
+from tests.ejecting.comparing import compare, module_of
 from tests.ejecting.setups import SETUPS, NoisyTrainer, Run, data, random_setup, run
+from tests.support.processes import REPOSITORY, run_on_ranks
 
-MOST_LINES = 200
-
-
-def module_of(path: Path) -> types.ModuleType:
-    """The ejected script, as if it had been imported; it has nothing of ours."""
-    text = path.read_text(encoding="utf-8")
-    assert "pytorch_accelerated" not in text
-    assert len(text.splitlines()) <= MOST_LINES
-    assert max(map(len, text.splitlines())) <= 125
-    module = types.ModuleType(path.stem)
-    exec(compile(text, str(path), "exec"), vars(module))
-    return module
-
-
-def train_plainly(script: Path, trainer: Trainer, arguments: dict[str, Any]) -> Any:
-    """The model that the script has trained, with the parts of a new trainer."""
-    train = module_of(script).train
-    optimizer: Any = trainer.optimizer
-    if isinstance(optimizer, Optimizers):
-        optimizer = dict(optimizer.by_name)
-    given = {**vars(trainer), **arguments, "model": trainer.model, "optimizer": optimizer, "optimizers": optimizer}
-    return train(**{name: given[name] for name in inspect.signature(train).parameters})
-
-
-def numbers_in(path: Path) -> dict[str, Any]:
-    state = torch.load(path)
-    return {name: each.tolist() for name, each in state.get("model_state_dict", state).items()}
-
-
-def compare(make_run: Callable[[], Run], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Train with the library, and with the script: weights, losses, averages, and what is drawn next are the same."""
-    for name in ("ours", "plain"):
-        (folder / name).mkdir()
-    monkeypatch.chdir(folder / "ours")
-    trainer, arguments = make_run()
-    script = trainer.eject(folder / "script.py", **arguments)
-    try:
-        history = trainer.train(**arguments)
-    except DataError:  # an update without a target that counts
-        with pytest.raises(ValueError, match="No target of an update counts"):
-            train_plainly(script, *make_run())
-        return
-    drawn = [float(torch.rand(())), random.random(), np.random.rand()]
-
-    monkeypatch.chdir(folder / "plain")
-    capsys.readouterr()
-    model = train_plainly(script, *make_run())
-    assert [float(torch.rand(())), random.random(), np.random.rand()] == drawn
-    weights = {name: each.tolist() for name, each in model.state_dict().items()}
-    assert weights == {name: each.tolist() for name, each in trainer.model.state_dict().items()}
-    printed = [dict(re.findall(r"(\w+_loss) ([^,\s]+)", line)) for line in capsys.readouterr().out.splitlines()]
-    for name in printed[0]:
-        metric = f"{name.replace('average', 'ema_model_eval')}_epoch"
-        assert [float(each[name]) for each in printed] == list(history.get_metric_values(metric)), metric
-    if Path("average.pt").exists():
-        assert numbers_in(Path("average.pt")) == numbers_in(folder / "ours" / "average.pt")
+RANKS = REPOSITORY / "tests" / "ranks"
 
 
 @pytest.mark.parametrize("make_run", SETUPS, ids=lambda make_run: make_run.__name__)
-def test_a_run_and_its_script_end_with_the_same_bits(
-    make_run: Callable[[], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compare(make_run, tmp_path, monkeypatch, capsys)
+def test_a_run_and_its_script_end_with_the_same_bits(make_run: Callable[[], Run], tmp_path: Path) -> None:
+    compare(make_run, tmp_path)
+
+
+def test_a_run_on_two_ranks_and_its_script_on_two_end_with_the_same_bits(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "ejecting.py", 2, tmp_path, size(0, 60))
+
+
+@in_release
+def test_three_ranks_have_the_bits_of_their_script(tmp_path: Path) -> None:
+    run_on_ranks(RANKS / "ejecting.py", 3, tmp_path, 60)
 
 
 @pytest.mark.parametrize("seed", some(range(8), range(200)))
-def test_a_random_run_and_its_script_end_with_the_same_bits(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compare(partial(random_setup, seed), tmp_path, monkeypatch, capsys)
+def test_a_random_run_and_its_script_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
+    compare(partial(random_setup, seed), tmp_path)
 
 
 NUM_EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS

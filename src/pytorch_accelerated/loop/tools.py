@@ -435,7 +435,8 @@ class TrainerTools(TrainerHooks):
         """Write the run as one readable PyTorch script without this library, which ends with the same bits.
 
         The script has a function `train`, to be called with the model, the loss function, the optimizer and the data
-        that this trainer would get. Must be called in a single process, before the trainer trains.
+        that this trainer would get. Must be called before the trainer trains; on multiple ranks, by all, for a
+        script that runs on as many.
 
         Args:
             path: the new file.

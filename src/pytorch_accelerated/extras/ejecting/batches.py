@@ -55,7 +55,9 @@ class Batches:
         arguments: what these need besides the model and the dataset.
         is_counted: whether only the batch tells `items`.
         may_lack: whether they may be 0.
+        round: rows of a batch on every rank.
         rows_per_update: None if an update is one batch.
+        called: the name of the model that computes a loss.
         weighted: the loss times its share of the update.
         recorded: what is kept of each loss.
         mean: the mean of what is kept.
@@ -74,6 +76,8 @@ class Batches:
         if kind == "eval" and (loader.get("shuffle") or loader.get("drop_last")):
             raise refused("`eval_dataloader_kwargs` shuffles or drops rows", "Leave that out.")
         _refuse_dataset(self._dataset)
+        self._ranks = ranks = trainer.run_context.parts.ranks.count
+        self.called = "parallel" if ranks > 1 and kind == "train" else "model"
         size = settings.per_device_batch_size
         size = size if kind == "train" else settings.eval_per_device_batch_size or size
         self.size, self.workers = loader.get("batch_size", size), loader.get("num_workers")
@@ -84,12 +88,15 @@ class Batches:
         arrays = as_array_dataset(self._dataset)
         source = self._dataset if arrays is None else arrays
         self.draws = arrays is None or has_collate
-        self.count = len(source) // self.size if self.drops_last else -(-len(source) // self.size)
+        self.round, self._rows = self.size * ranks, len(source)
+        self.count = self._rows // self.round if self.drops_last else -(-self._rows // self.round)
         with kept() as before:
             before.generators()  # a row may be augmented
             self._sample = (self._collate_fn or default_collate)([source[row] for row in range(min(2, len(source)))])
         self.each = "places" if self.draws and self.shuffles else "rows"
         self.walk = "torch.arange(len(order))" if self.each == "places" else "order"
+        if kind == "eval" and ranks > 1:
+            self.walk = self._dealt()
         converts = _CONVERTS.get((type(self._dataset), has_collate), "")
         self.converts = converts.replace("DATA", f"{kind}_dataset")
         self.batch = self._source(arrays)
@@ -110,6 +117,14 @@ class Batches:
             return f"{name}[{rows}.tolist()]"
         return f"default_collate([{name}[row] for row in {rows}.tolist()])"
 
+    def _dealt(self) -> str:
+        """The batches of an evaluation: a full one for each rank in turn, and the rest as evenly as possible."""
+        rest = self._rows % self.round
+        # A rest with fewer rows than ranks is shared with the round before it.
+        rest += self.round * (0 < rest < self._ranks and self._rows > self.round and self.size > 1)
+        full, rounds = self._rows - rest, "2 * " * (rest > self.round)
+        return f"[*order[:{full}].split({self.size}), *order[{full}:].tensor_split({rounds}RANKS)]"
+
     def _choose_loss(self, trainer: Trainer, own: OwnCode) -> None:
         """Choose what computes the loss, and what it is the mean of."""
         hook, loss_func, sample = f"calculate_{self._kind}_batch_loss", trainer.loss_func, self._sample
@@ -125,7 +140,7 @@ class Batches:
         if not is_own and not self.is_dict and (loss_func is None or not is_pair):
             raise refused(f"a batch is a {type(sample).__name__}", "Let it be a dict, or inputs and targets.")
         loss = "loss_in({})" if loss_func is None else f"loss_func({{}}, {'batch' if self.is_dict else targets})"
-        self.call = f"hooks.{hook}(batch)" if is_own else loss.format(f"model({self.inputs})")
+        self.call = f"hooks.{hook}(batch)" if is_own else loss.format(f"{self.called}({self.inputs})")
         self.default_loss = loss.format("outputs").replace("loss_func", "self.loss_func")
         self.first_part = "next(iter(batch.values()))" if self.is_dict else "batch[1]"
         self.is_counted = self.may_lack = False
@@ -147,12 +162,15 @@ class Batches:
     def sum_up(self, steps: int, *, is_cut: bool) -> None:
         """Choose how losses are recorded, and their mean; an update has `steps` batches, and an epoch may be cut."""
         piece, loss = _BATCHES_READ_AT_ONCE * steps, f"{self.loss}.item()"
-        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut
+        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut or self._ranks > 1
         self.recorded = f"({loss}, {self.items})" if has_pieces else f"{loss} * {self.items}"
         whole = "order" if self._kind == "train" else "dataset"
-        share = "count / sum(items)" if self.is_counted else f"len({self.each}) / len(update)"
-        self.weighted = f"{self.loss} * ({share})"
-        self.rows_per_update = self.size * steps if steps > 1 else None
+        share = "count / total" if self.is_counted else f"len({self.each}) / len(update)"
+        self.weighted = f"{self.loss} * ({'RANKS * ' * (self._ranks > 1)}{share})"
+        self.rows_per_update = self.round * steps if steps > 1 or self._ranks > 1 else None
+        rest = 0 if self.drops_last else self._rows % (self.round * steps)
+        if self._kind == "train" and rest < self._ranks * -(-rest // self.round):
+            raise refused(f"a rank gets none of the last {rest} rows", "Give `drop_last`, or another batch size.")
         self.mean = f"mean_of(losses, {piece})" if has_pieces else f"np.sum(losses) / len({whole})"
 
 

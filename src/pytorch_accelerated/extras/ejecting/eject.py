@@ -69,6 +69,7 @@ _SETTINGS = {
 # What a script imports if it has the name.
 _IMPORTS = (
     *("import copy", "import hashlib", "import random", "import torch", "import numpy as np"),
+    *("import torch.distributed as dist", "from torch.nn.parallel import DistributedDataParallel"),
     "from types import SimpleNamespace",
     *(f"from torch.utils.data import {name}" for name in ("StackDataset", "TensorDataset", "default_collate")),
 )
@@ -77,8 +78,6 @@ _IMPORTS = (
 def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> Path:
     """The file that `Trainer.eject` has written."""
     path = Path(path)
-    if path.exists():
-        raise ConfigurationError(f"{path} exists. Give another name, or delete it first.")
     facts = _Facts(_facts_of(trainer, arguments), module=path.stem, version=pytorch_accelerated.__version__)
     head, _, body = "\n".join(facts.kept(_TEMPLATE.read_text(encoding="utf-8").splitlines())).partition("$imports")
     body = _used(_Text(body).safe_substitute(facts).split("\n\n\n"))
@@ -86,8 +85,14 @@ def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> P
     facts["parameters"] = ", ".join(name for name in facts["may_be_given"] if name in words)
     lines = {line for line in _IMPORTS if line.split()[-1] in words} | facts["imports"]
     text = f"{_Text(head).substitute(facts)}{_sorted(lines)}{body.replace('$parameters', facts['parameters'])}\n"
-    write_whole(path, [text.encode()])
+    trainer.run_context.parts.ranks.do_on_first(lambda: _write(path, text))
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists():
+        raise ConfigurationError(f"{path} exists. Give another name, or delete it first.")
+    write_whole(path, [text.encode()])
 
 
 def _used(blocks: list[str]) -> str:
@@ -160,6 +165,7 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
     train.sum_up(settings.gradient_accumulation_steps, is_cut=is_cut)
     if evaluation is not None:
         evaluation.sum_up(1, is_cut=False)
+    ranks = trainer.run_context.parts.ranks.count
     parts, left_out = _parts_of(trainer, evaluation)
     left_out += [f"{train.workers} workers"] * bool(train.workers)
     left = textwrap.fill(f"Left out, because they change no bit: {', '.join(left_out)}.", 120)
@@ -186,6 +192,11 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "imports": own.imports | optimizing["imports"],
         "left_out": f"\n{left}" if left_out else "",
         "losses": " + ".join(losses),
+        "indent": "    " * (ranks > 1),
+        "ranks": ranks if ranks > 1 else None,
+        "hooks_have_model": ranks > 1 and "model" in own.values,
+        "save": "save_once" if ranks > 1 else "torch.save",
+        "shares_buffers": ranks > 1 and any(True for _ in trainer.model.buffers()),
         "moved": "\n    ".join(f"{name}.to(DEVICE)" for name in modules),
         "own": own,
         "may_be_given": dict.fromkeys(may_be_given),
@@ -207,7 +218,7 @@ def _settings_of(trainer: Trainer, arguments: Mapping[str, Any]) -> TrainSetting
     if isinstance(settings.gradient_clip_norm, (Mapping, list, tuple)):
         raise refused("`gradient_clip_norm` has a limit for each optimizer", "Give one number.")
     if context.parts.ranks.count > 1:
-        raise refused(f"there are {context.parts.ranks.count} processes", "Call `eject` in a single one.")
+        _refuse_ranks(trainer)
     if context.asked.number:
         raise refused("the trainer has trained before", "Call `eject` on a new trainer.")
     if not isinstance(trainer.model, nn.Module) or not isinstance(trainer.optimizer, torch.optim.Optimizer):
@@ -218,6 +229,19 @@ def _settings_of(trainer: Trainer, arguments: Mapping[str, Any]) -> TrainSetting
     if given.compile_model is not False or precision not in ("no", "bf16"):
         raise refused(f"the model is compiled, or in {precision}", "Leave `compile_model` out, and train in bf16.")
     return settings
+
+
+def _refuse_ranks(trainer: Trainer) -> None:
+    """Refuse ranks that join their gradients in another way than by torch's DDP on CPUs, without options."""
+    accelerator = trainer.run_context.parts.accelerator
+    kind, handler = accelerator.distributed_type.value, accelerator.ddp_handler
+    options = handler.to_kwargs().keys() - {"gradient_as_bucket_view"} if handler else ()  # that one changes no bit
+    if kind != "MULTI_CPU" or options:
+        shown = f"{kind}{' with ' * bool(options)}{', '.join(options)}"
+        raise refused(f"{accelerator.num_processes} processes train by {shown}", "Let them train by DDP on CPUs.")
+    trained = {id(each) for group in trainer.optimizer.param_groups for each in group["params"]}
+    if trained - {id(each) for each in trainer.model.parameters()}:
+        raise refused("DDP doesn't join the gradients of parameters outside of the model", "Put them into it.")
 
 
 def _config_of(settings: TrainSettings, train: Batches, evaluation: Batches | None) -> tuple[TrainerRunConfig, bool]:
