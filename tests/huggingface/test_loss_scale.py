@@ -200,26 +200,6 @@ def test_accumulated_batches_equal_a_large_one(name: str, tmp_path: Path) -> Non
         assert losses(theirs)[0] == pytest.approx(4 * losses(whole)[0], rel=0.1)
 
 
-def test_a_mean_that_is_taken_for_divided_is_warned_about(tmp_path: Path) -> None:
-    class Mean(Trainer):
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-            return (loss, outputs) if return_outputs else loss
-
-    class Declared(Mean):
-        loss_is_scaled_for_ga = False
-
-    parts = {"model": AnyKeyword()}
-    trainer = make_trainer(tmp_path, kind=Mean, parts=parts, gradient_accumulation_steps=2)
-    with pytest.warns(UserWarning, match=r"Mean\.compute_loss does not divide .* 2 times") as caught:
-        trainer.train()
-    assert len(caught) == 1
-    for kind, arguments in ((Mean, {}), (Declared, {"gradient_accumulation_steps": 2})):
-        make_trainer(tmp_path, kind=kind, parts=parts, **arguments).train()  # a warning would be an error
-
-
 class MeanOverLabels(AnyKeyword):
     """Takes the mean over those labels of the batch that count: NaN without any."""
 

@@ -236,7 +236,7 @@ class TrainerHooks:
             for name in ("params", "model", "optimizer_dict"):  # under which subclasses give groups of their own
                 groups = arguments.pop(name, groups)
             if arguments.get("optim_bits") == 8 and kind.__module__.partition(".")[0] == "bitsandbytes":
-                optimizing.keep_embeddings_whole(model)
+                optimizing.extras().keep_embeddings_whole(model)
             self.optimizer = kind(groups, **arguments)
         return self.optimizer  # type: ignore[no-any-return]
 

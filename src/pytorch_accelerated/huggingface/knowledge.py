@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import logging
 import sys
@@ -260,18 +259,6 @@ def refuse_no_loss(loss: Any, *, is_learnt_from: bool) -> None:
         f"The loss {complaint}. It is 'loss' of what the model returned, or the first of its outputs, unless you "
         "override `compute_loss` or pass `compute_loss_func`."
     )
-
-
-def reads_scale(compute_loss: Any) -> bool:
-    """Whether the code of an overridden `compute_loss` reads anything that the scale of a loss depends on."""
-    code = getattr(inspect.unwrap(getattr(compute_loss, "__func__", compute_loss)), "__code__", None)
-    if code is None:
-        return True
-    parameters = inspect.signature(compute_loss).parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    names += ["num_items_in_batch", "gradient_accumulation_steps"]
-    read = " ".join(str(each.argval) for each in dis.get_instructions(code) if "LOAD" in each.opname)
-    return any(name in read for name in names)
 
 
 _NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")

@@ -45,7 +45,7 @@ from pytorch_accelerated.huggingface.trainer_utils import (
     rotate_checkpoints,
     speed_metrics,
 )
-from pytorch_accelerated.huggingface.training_args import TrainingArguments, set_log_level
+from pytorch_accelerated.huggingface.training_args import TrainingArguments, logger
 from pytorch_accelerated.prediction.padded import PADDING
 from pytorch_accelerated.ranks.optimizers import as_one
 from pytorch_accelerated.record.warning import warn_user
@@ -125,7 +125,8 @@ class Trainer(TrainerHooks):
         args.check()
         refusing.refuse_hooks_that_do_not_exist(type(self))
         parallel.refuse_processes(args)
-        set_log_level(args)
+        if level := args.get_process_log_level():
+            logger.setLevel(level)
         parallel.seed_run(args)  # before `model_init`, which draws the weights
         if type(self).prediction_step is Trainer.prediction_step and getattr(args, "predict_with_generate", False):
             complaints.append("`predict_with_generate` needs a Seq2SeqTrainer, or a `prediction_step` of your own")
@@ -356,7 +357,7 @@ class Trainer(TrainerHooks):
             return {name: value for metrics in several for name, value in metrics.items()}
         output, metrics = _measured_loop(
             self,
-            lambda: self.get_eval_dataloader(eval_dataset),
+            self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
             # Nothing but `compute_metrics` uses the predictions.
             prediction_loss_only=True if self.compute_metrics is None else None,
@@ -377,7 +378,7 @@ class Trainer(TrainerHooks):
         """
         output, metrics = _measured_loop(
             self,
-            lambda: self.get_test_dataloader(test_dataset),
+            self.get_test_dataloader(test_dataset),
             description="Prediction",
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
@@ -756,15 +757,13 @@ def _evaluated(
 
 
 def _measured_loop(
-    trainer: Trainer, make_loader: Callable[[], Any], *, metric_key_prefix: str, **arguments: Any
+    trainer: Trainer, loader: Any, *, metric_key_prefix: str, **arguments: Any
 ) -> tuple[EvalLoopOutput, dict[str, Any]]:
     """The output of `evaluation_loop`, and its metrics with the times."""
     args, started = trainer.args, time.time()
     stage = "test" if arguments["description"] == "Prediction" else "eval"
-    memory: Callable[[], dict[str, int]] = dict
-    if not args.skip_memory_metrics:
-        memory = meter_memory(stage, is_nested=trainer.is_in_train)
-    output = trainer.evaluation_loop(make_loader(), metric_key_prefix=metric_key_prefix, **arguments)
+    memory: Any = dict if args.skip_memory_metrics else meter_memory(stage, is_nested=trainer.is_in_train)
+    output = trainer.evaluation_loop(loader, metric_key_prefix=metric_key_prefix, **arguments)
     metrics, samples = dict(output.metrics or {}), output.num_samples or 0
     steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
     if trainer._engine.training is None:  # which would have prepared the model

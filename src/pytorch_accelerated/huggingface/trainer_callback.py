@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,41 +132,6 @@ MINOR_COLUMNS = ("grad_norm", "lr", "elapsed")
 _SHORT_NAMES = {"learning_rate": "lr"}
 
 
-class LogTable:
-    """A table with a row for each step that has logs; an evaluation's are in the row of its step.
-
-    Args:
-        watched: the metric that says which model is the best, and whether greater is better. Without any, it is the
-            loss of evaluations.
-        earlier: the log history of a run that is resumed.
-    """
-
-    def __init__(self, watched: Mapping[str, bool], earlier: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.watched = watched
-        earlier = list(earlier)
-        self.history = LoggedHistory(earlier)
-        self.table = GrowingTable(MINOR_COLUMNS)
-        names = {_SHORT_NAMES.get(name, name): None for entry in earlier for name in entry if not is_summary(entry)}
-        if names:
-            self.table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
-        self._row: dict[str, str] = {}
-
-    def add(self, logs: Mapping[str, Any], epoch: float, step: int, seconds: float) -> list[dict[str, str]]:
-        """Add logs to the row of their step. Returns the row before, if this begins another one."""
-        place = {"epoch": format_epochs(epoch), "step": str(step)}
-        cells = {_SHORT_NAMES.get(name, name): _text(logs[name], name) for name in logs if not is_about_the_run(name)}
-        is_same = place.items() <= self._row.items() and not cells.keys() & self._row.keys()
-        finished = [] if is_same else self.take_row()
-        self._row = {**(self._row or place), **cells, "elapsed": format_duration(seconds)}
-        self.history.add(logs, epoch, step)
-        return finished
-
-    def take_row(self) -> list[dict[str, str]]:
-        """The row that has begun; none if there is none. A "*" follows a new best value."""
-        row, self._row = self._row, {}
-        return [with_mark(row, self.history, self.watched)] if row else []
-
-
 def format_epochs(epochs: float) -> str:
     """A number of epochs, without decimals if it is whole.
 
@@ -196,7 +161,8 @@ class ProgressCallback(TrainerCallback):
     def __init__(self) -> None:
         self._lines = LineDisplay(show)
         self._bars: dict[str, Progress] = {}
-        self._table: LogTable | None = None  # while a training runs, where it is shown
+        self._history: LoggedHistory | None = None  # while a training runs, where it is shown
+        self._table, self._row = GrowingTable(MINOR_COLUMNS), {}  # type: ignore[var-annotated]
         self._page: Any = None
         self._started, self._first_step = 0.0, 0
         self._saved: Path | None = None
@@ -210,8 +176,11 @@ class ProgressCallback(TrainerCallback):
             return
         self._started, self._saved, self._reason, self._skipped = time.perf_counter(), None, "", 0
         self._first_step = state.global_step
-        self._table = LogTable(_watched(args), state.log_history)
-        self._page = new_page(MINOR_COLUMNS)
+        self._history, self._table, self._row = LoggedHistory(state.log_history), GrowingTable(MINOR_COLUMNS), {}
+        earlier = (name for entry in state.log_history for name in entry if not is_summary(entry))
+        if names := dict.fromkeys(_SHORT_NAMES.get(name, name) for name in earlier):
+            self._table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
+        self._page, self._watched = new_page(MINOR_COLUMNS), _watched(args)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
         self._begin("training", state.max_steps, **options)
 
@@ -244,14 +213,22 @@ class ProgressCallback(TrainerCallback):
         """Add the logs to the row of their step; print those outside of a training. Leaves out places and speeds."""
         if not state.is_local_process_zero or not logs:
             return
-        if self._table is None:
+        if self._history is None:
             cells = {name: _text(value) for name, value in logs.items() if name != "total_flos"}
             show("\n".join(block(cells, columns=screen_columns())))
         elif not is_summary(logs) and not all(map(is_about_the_run, logs)):
-            seconds = time.perf_counter() - self._started
-            self._show(self._table.add(logs, state.epoch, state.global_step, seconds))
+            place = {"epoch": format_epochs(state.epoch), "step": str(state.global_step)}
+            cells = {
+                _SHORT_NAMES.get(name, name): _text(logs[name], name) for name in logs if not is_about_the_run(name)
+            }
+            # The metrics of an evaluation are in the row of its step.
+            if not place.items() <= self._row.items() or cells.keys() & self._row.keys():
+                self._print_row()
+            elapsed = {"elapsed": format_duration(time.perf_counter() - self._started)}
+            self._row = {**(self._row or place), **cells, **elapsed}
+            self._history.add(logs, state.epoch, state.global_step)
             if self._page is not None:
-                self._page.show_losses(self._table.history.get_metric_values("loss"))
+                self._page.show_losses(self._history.get_metric_values("loss"))
             # An evaluation may follow, also at the end of the epoch, or another one of several sets.
             if not (control.should_evaluate or float(state.epoch).is_integer() or "loss" not in logs):
                 self._print_row()
@@ -262,9 +239,9 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Remove all bars, and sum the run up: how it ended, its best value and its speed, what it saved where."""
-        table = self._table
+        history = self._history
         self._finish()
-        if table is None:
+        if history is None:
             return
         word = "Finished" if state.global_step >= state.max_steps else "Stopped early after"
         epochs = format_epochs(state.epoch)
@@ -273,7 +250,7 @@ class ProgressCallback(TrainerCallback):
         done += f", the last {state.global_step - self._first_step}" if self._first_step else ""
         duration = format_duration(time.perf_counter() - self._started)
         reason = f": {self._reason}" if self._reason else ""
-        facts = best_facts(table.history, table.watched, names_step=True)
+        facts = best_facts(history, self._watched, names_step=True)
         speed = dict(*state.log_history[-1:]).get("train_samples_per_second")
         facts += [] if speed is None else [speed_in_words(speed)]
         left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
@@ -300,21 +277,19 @@ class ProgressCallback(TrainerCallback):
     def _finish(self) -> None:
         self._close_bars("evaluation", "training")
         self._print_row()
-        self._table = None
+        self._history = None
         if self._page is not None:
             self._page.close()
             self._page = None
 
     def _print_row(self) -> None:
-        if self._table is not None:
-            self._show(self._table.take_row())
-
-    def _show(self, rows: list[dict[str, str]]) -> None:
-        for row in rows:
+        """Print the row that has begun, if there is one. A "*" follows a new best value."""
+        if self._row and self._history is not None:
+            row, self._row = with_mark(self._row, self._history, self._watched), {}
             if self._page is not None:
                 self._page.add_row(row)
-            elif self._table is not None:
-                show(self._table.table.add_row(row))
+            else:
+                show(self._table.add_row(row))
 
     def _close_bars(self, *labels: str) -> None:
         for label in labels:

@@ -99,8 +99,7 @@ class TrainingArguments(Arguments):
         # A hash, because the values may hold a token, which must not be in a second place.
         if vars(self).get("_checked") != hash(repr({**vars(self), "_checked": 0})):
             read_values(self)
-            check_kinds(self)
-            check_values(self)
+            _refuse(self, _about_values(self), ConfigurationError)
             self._checked = hash(repr({**vars(self), "_checked": 0}))
 
     set_training = _setter(
@@ -274,13 +273,6 @@ class TrainingArguments(Arguments):
             vars(self)["local_rank"] = value
 
 
-def set_log_level(args: TrainingArguments) -> None:
-    """Set the level of this package's Hugging Face logger in this process."""
-    level = args.get_process_log_level()
-    if level != logging.NOTSET:
-        logger.setLevel(level)
-
-
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Enum):
         return _plain(name, value.value)
@@ -312,8 +304,25 @@ def complete(args: Arguments) -> None:
         args.output_dir = "trainer_output"
     _apply_other_names(args)
     read_values(args)
-    check_kinds(args)
-    _fill_in_what_follows(args)
+    if args.deepspeed is None and environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        args.deepspeed = deepspeed().config_of_launcher()
+    if args.accelerator_config is None:
+        args.accelerator_config = rules.AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
+    if args.eval_strategy == IntervalStrategy.STEPS and args.eval_steps is None:
+        args.eval_steps = args.logging_steps
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    needs_metric = args.load_best_model_at_end or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
+    if needs_metric and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.metric_for_best_model is not None and args.greater_is_better is None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+    if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
+        args.torch_compile = True
+    if args.report_to is None:
+        args.report_to = [] if args.logging_dir is None else ["tensorboard"]
+    if args.disable_tqdm is None:
+        args.disable_tqdm = False
 
 
 def _apply_other_names(args: Arguments) -> None:
@@ -337,7 +346,11 @@ def _apply_other_names(args: Arguments) -> None:
 
 
 def read_values(args: Arguments) -> None:
-    """Bring values into the form that is checked, strings to members of their enums for example."""
+    """Bring values into the form that is checked, strings to members of their enums for example.
+
+    Raises:
+        ArgumentTypeError: for all values of the wrong kind, and unsupported arguments.
+    """
     for name in args._VALID_DICT_FIELDS:
         value = getattr(args, name, None)
         if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -345,41 +358,13 @@ def read_values(args: Arguments) -> None:
     for name, argument in rules.arguments_of(type(args)).items():
         if argument.kind and not (getattr(args, name) is None and argument.may_be_none):
             setattr(args, name, argument.kind.read(name, getattr(args, name)))
+    _refuse(args, _about_kinds(args), ArgumentTypeError)
 
 
-def _fill_in_what_follows(args: Arguments) -> None:
-    """Fill in defaults that depend on other arguments."""
-    if args.deepspeed is None and environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        args.deepspeed = deepspeed().config_of_launcher()
-    if args.accelerator_config is None:
-        args.accelerator_config = rules.AcceleratorConfig()  # type: ignore[assignment]  # which scripts read and change
-    if args.eval_strategy == IntervalStrategy.STEPS and args.eval_steps is None:
-        args.eval_steps = args.logging_steps
-    if args.eval_strategy != IntervalStrategy.NO:
-        args.do_eval = True
-    needs_metric = args.load_best_model_at_end or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
-    if needs_metric and args.metric_for_best_model is None:
-        args.metric_for_best_model = "loss"
-    if args.metric_for_best_model is not None and args.greater_is_better is None:
-        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
-    if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
-        args.torch_compile = True
-    if args.report_to is None:
-        args.report_to = [] if args.logging_dir is None else ["tensorboard"]
-    if args.disable_tqdm is None:
-        args.disable_tqdm = False
-
-
-def check_kinds(args: Arguments) -> None:
-    """Raise an ArgumentTypeError for all values of the wrong kind, and unsupported arguments."""
-    if complaints := list(_about_kinds(args)):
-        raise ArgumentTypeError(f"{type(args).__name__} cannot work: {'; '.join(complaints)}.")
-
-
-def check_values(args: Arguments) -> None:
-    """Raise a ConfigurationError for all values of the right kind that cannot work, alone or together."""
-    if complaints := list(_about_values(args)):
-        raise ConfigurationError(f"{type(args).__name__} cannot work: {'; '.join(complaints)}.")
+def _refuse(args: Arguments, complaints: Iterator[str], kind: type[Exception]) -> None:
+    """Raise one error for all complaints, if there are any."""
+    if listed := list(complaints):
+        raise kind(f"{type(args).__name__} cannot work: {'; '.join(listed)}.")
 
 
 def _about_kinds(args: Arguments) -> Iterator[str]:

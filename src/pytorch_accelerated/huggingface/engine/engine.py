@@ -35,7 +35,6 @@ from pytorch_accelerated.record.watching import PLATEAU, WatchedMetric
 from pytorch_accelerated.trainer import Trainer as NativeTrainer
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.data.updates import RunLoader
     from pytorch_accelerated.huggingface.trainer import Trainer
     from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -89,33 +88,25 @@ class Engine(NativeTrainer):
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector
     ) -> EvalLoopOutput:
         """The result of `collector`, from the output of `evaluate_batch` for each batch. All ranks must call it."""
-        training = self.training if self.run_context.control.is_at_work else None
+        training, control = self.training, self.run_context.control
+        is_requested = control.is_at_work and training is not None and training.evaluates_as_requested
+        running = contextlib.nullcontext(self.run_context)
         outer, self._evaluate_batch = self._evaluate_batch, evaluate_batch
         try:
-            # A signal may end an evaluation that the loop requested: a resumed run repeats it.
-            if training is not None and training.evaluates_as_requested:
-                return self._evaluate_rows(training.loader_of_pass(loader), collector, StopTrainingError)
-            with self._during_run(TrainSettings(num_epochs=1)) as context:
-                part = loader_of_pass(context, loader, None)
-                return self._evaluate_rows(part, collector, lambda reason: context.control.stopping.signals.exit())
+            with running if is_requested else self._during_run(TrainSettings(num_epochs=1)) as context:
+                part = training.loader_of_pass(loader) if is_requested else loader_of_pass(context, loader, None)
+                signals, started = context.control.stopping.signals, time.perf_counter()
+                with _model_of_the_moment(context), part as rows:
+                    self.preparation_seconds = time.perf_counter() - started
+                    # A signal may end an evaluation that the loop requested: a resumed run repeats it.
+                    give_up = StopTrainingError if is_requested else lambda reason: signals.exit()
+                    output: EvalLoopOutput = Prediction(context).run(rows, collector, give_up)
+                # Scripts tell the logs of an evaluation from training logs by the model's mode, which the next step of
+                # training changes.
+                self.model.eval()
+                return output
         finally:
             self._evaluate_batch = outer
-
-    def _evaluate_rows(
-        self,
-        part: contextlib.AbstractContextManager[RunLoader],
-        collector: PredictionCollector,
-        give_up: Callable[[str], BaseException],
-    ) -> EvalLoopOutput:
-        """The result of `collector` for this rank's part of a loader; `give_up` makes the error after a signal."""
-        started = time.perf_counter()
-        with _model_of_the_moment(self.run_context), part as loader:
-            self.preparation_seconds = time.perf_counter() - started
-            output: EvalLoopOutput = Prediction(self.run_context).run(loader, collector, give_up)
-        # Scripts tell the logs of an evaluation from training logs by the model's mode, which the next step of
-        # training changes.
-        self.model.eval()
-        return output
 
     def run_training(self, checkpoint: Path | None, ignore_keys: Sequence[str] | None) -> TrainOutput:
         """Train from `checkpoint` on. If the arguments say so, halve the batch size as often as memory runs out.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from pytorch_accelerated.errors import ConfigurationError
@@ -41,17 +40,13 @@ def get_optimizer_cls_and_kwargs(
     name, given = OptimizerNames(args.optim), _parsed(args.optim_args) if args.optim_args else {}
     adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if name not in _OF_TORCH:
-        return _extras().class_and_arguments(args, name.value, model, adam, given)  # type: ignore[no-any-return]
+        return extras().class_and_arguments(args, name.value, model, adam, given)  # type: ignore[no-any-return]
     kind, takes_adams, others = _OF_TORCH[name]
     return kind, {"lr": args.learning_rate, **(adam if takes_adams else {}), **others, **given}
 
 
-def keep_embeddings_whole(model: nn.Module) -> None:
-    """Keep 32-bit states for embeddings in 8-bit optimizers: their gradients are too uneven for 8 bits."""
-    _extras().keep_embeddings_whole(model)
-
-
-def _extras() -> Any:
+def extras() -> Any:
+    """What knows the optimizers that torch doesn't have."""
     return require("pytorch_accelerated.extras.huggingface.optimizers", needed_by="`optim`")
 
 

@@ -21,7 +21,7 @@ from pytorch_accelerated.data.updates import MicroBatch
 from pytorch_accelerated.errors import HookOutputError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.events import CONTROL_FLAGS, is_log_due, is_ours
-from pytorch_accelerated.huggingface.knowledge import items_of_update, main_input_name, reads_scale
+from pytorch_accelerated.huggingface.knowledge import items_of_update, main_input_name
 from pytorch_accelerated.huggingface.trainer_utils import (
     TrainOutput,
     meter_memory,
@@ -75,10 +75,10 @@ class FaceStep(Step):
         self.samples_used = 0
         self._loss: Any = None
         self._items: int | None = None
-        self._has_checked_scale = False
         self.norms: Sequence[torch.Tensor] | None = None
         self._raw_optimizer = getattr(self.parts.optimizer, "optimizer", self.parts.optimizer)
         self.has_own_batches = not is_ours(self.face.get_batch_samples)
+        self._bare_model = bare_model(self.parts.model)
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the gradients of one batch, and tell the callbacks."""
@@ -110,7 +110,7 @@ class FaceStep(Step):
         """Add the gradients of one batch by the `training_step` of the Hugging Face trainer."""
         training_step, model = self.face.training_step, self.parts.model
         # A callback has evaluated; in transformers, too, the step itself switches back.
-        if not bare_model(model).training:
+        if not self._bare_model.training:
             model.train()
         try:
             share = training_step(model, batch, self._items)
@@ -138,10 +138,8 @@ class FaceStep(Step):
         if micro_batch.is_borrowed or micro_batch.items == 0:  # a mean of nothing is NaN, and NaN times 0 as well
             return adding_nothing(loss)
         is_share = self.face.loss_is_scaled_for_ga
-        if is_share is None and num_items_in_batch is not None and self.face.counts_items:
-            is_share = True
-            if not self._has_checked_scale:
-                self._check_scale()
+        if is_share is None:
+            is_share = num_items_in_batch is not None and self.face.counts_items
         # The loader doesn't know the sizes of some batches; then each batch of an update counts the same.
         weight = 1 / micro_batch.update.samples if micro_batch.weight is None else micro_batch.weight
         return loss if is_share or weight == 1 else loss * weight
@@ -155,7 +153,7 @@ class FaceStep(Step):
         face = self.face
         if self.limit is not None:  # here one number
             self.norms = [clip_norm(self.parameters(), self.limit)]
-        elif self.training.log.may_be_due():
+        elif self.training.may_log_next():
             # The norms of single tensors are enough here: combining them costs more, and can wait for the log.
             self.norms = norms_of([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
         else:
@@ -171,31 +169,8 @@ class FaceStep(Step):
         """Keep the norm of a gradient that an engine has clipped, for the log."""
         self.norms = [norm]
 
-    @property
-    def gradient_norm(self) -> float | None:
-        """The norm of the last update's gradient before clipping; None if no log was expected.
-
-        Waits for the device. Must be called by all ranks.
-        """
-        if self.norms is None:
-            return None
-        return float(whole(torch.nn.utils.get_total_norm(self.norms)))
-
     def record(self, history: Any) -> None:
         """Nothing for an epoch: norms are logged step by step."""
-
-    def _check_scale(self) -> None:
-        """Warn once about an overridden `compute_loss` that divides by nothing, so that its mean is not a share."""
-        compute_loss, self._has_checked_scale = self.face.compute_loss, True
-        steps = self.parts.loaders.train.accumulation.batches(1)
-        if steps > 1 and not (is_ours(compute_loss) or reads_scale(compute_loss)):
-            warn_user(
-                self.parts.ranks,
-                f"{type(self.face).__name__}.compute_loss does not divide by `num_items_in_batch`, the number of "
-                f"labels in the update, which it is given because the model takes any keyword. So the loss of {steps} "
-                f"batches is {steps} times their mean, as in transformers. Divide by it, or set `loss_is_scaled_for_ga "
-                "= False` in the class: the loss is a mean then, and is weighted.",
-            )
 
     def own_batches(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The batches that an overridden `get_batch_samples` returns for each update, and whose items it counts."""
@@ -241,7 +216,6 @@ class FaceTraining(Training):
     Attributes:
         face: the trainer that users see.
         counter: of operations and tokens.
-        log: logs losses.
         started: when it began, in seconds since 1970.
         first_tokens: tokens that were seen before this training.
         batches_of_epoch: on this process.
@@ -266,6 +240,7 @@ class FaceTraining(Training):
         self._ignore_keys = ignore_keys
         self.batches_of_epoch = 1
         self._first_step = 0
+        self._total_loss = self._losses_taken = 0.0
         self._memory: Callable[[], dict[str, int]] = dict if self._args.skip_memory_metrics else meter_memory("train")
         self._reason_to_stop = ""
         self._kept_loaders: dict[Any, RunLoader] = {}
@@ -311,7 +286,7 @@ class FaceTraining(Training):
         handler = face.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = face.model, face.optimizer, face.lr_scheduler
         handler.train_dataloader = self.parts.loaders.train
-        self.log, self._first_step = TrainingLog(self), self.face.state.global_step
+        self._first_step = self._last_logged = face.state.global_step
         self.first_tokens = self.face.state.num_input_tokens_seen
         self.started = time.time()
         logger.info("Training begins: steps %d to %d", face.state.global_step + 1, face.state.max_steps)
@@ -388,12 +363,66 @@ class FaceTraining(Training):
         self.face.callback_handler.fire(event, self.face)
         control = self.agreed_control()
         if control.should_log:
-            self.log.write()  # callbacks of the log may ask for more
+            self._log_losses()  # callbacks of the log may ask for more
             control = self.agreed_control()
         if control.should_evaluate:
             self._engine.request_evaluation()
         elif control.should_save:  # after an evaluation, which may change the best model, see below
             self._request_checkpoint()
+
+    def may_log_next(self) -> bool:
+        """Whether the current update may be logged: callbacks decide only after it."""
+        face = self.face
+        return (
+            face.control.should_log
+            or face.callback_handler.ranks_agree_after_each_update()
+            or face.args.logging_strategy == IntervalStrategy.EPOCH
+            or is_log_due(face.args, face.state, face.state.global_step + 1)
+        )
+
+    def _log_losses(self) -> None:
+        """Log the mean loss of the steps since the last log, if there were any. That may have been in an earlier epoch.
+
+        Waits for the device. Must be called by all ranks.
+        """
+        step = self.step
+        if self.face.state.global_step == self._last_logged:
+            return
+        mean, left_out = self._take_losses()
+        logs: dict[str, Any] = {"loss": mean}
+        if step.norms is not None:
+            logs["grad_norm"] = float(whole(torch.nn.utils.get_total_norm(step.norms)))
+        logs["learning_rate"] = float(step.learning_rate)
+        if left_out:
+            logs["non_finite_losses"] = left_out
+        # An overridden `log` need not have the second parameter if tokens are not counted.
+        self.face.log(logs, *([self.started] if self.counter.counts_tokens else []))
+
+    def _take_losses(self) -> tuple[float, int]:
+        """The mean loss of the steps since the last call, and the number of steps left out, with a warning.
+
+        Must be called by all ranks.
+        """
+        ranks, losses, step = self.parts.ranks, self.parts.reports.losses, self.face.state.global_step
+        steps, self._last_logged = step - self._last_logged, step
+        total, count = ranks.sum([losses.total_loss, losses.running_count])
+        losses.reset()
+        self._total_loss += total
+        self._losses_taken += count
+        left_out = math.ceil(steps - count / ranks.count)
+        if left_out:
+            warn_user(
+                ranks,
+                f"{left_out} of the last {steps} losses were NaN or infinite (up to step {step}). The logged mean "
+                "leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt anyway. Lower the "
+                "learning rate, or look for bad rows.",
+            )
+        # If none counts, use the mean of the run so far.
+        return (total / count if count else self._mean_loss()), left_out
+
+    def _mean_loss(self) -> float:
+        """The mean of all losses that were taken; NaN without any."""
+        return self._total_loss / self._losses_taken if self._losses_taken else math.nan
 
     def evaluate_as_requested(self) -> None:
         """Evaluate at a safe point, and compare with the best model."""
@@ -426,9 +455,9 @@ class FaceTraining(Training):
         """Load the best weights if requested, and log the summary: the run is over."""
         if self._args.load_best_model_at_end and self.face.state.best_model_checkpoint is not None:
             self._engine.states.load_best(Path(self.face.state.best_model_checkpoint))
-        self.log.take()
+        self._take_losses()
         steps = self.face.state.global_step - self._first_step
-        train_loss = self.log.mean if steps else 0.0
+        train_loss = self._mean_loss() if steps else 0.0
         metrics = speed_metrics("train", self.started, num_samples=self.step.samples_used, num_steps=steps)
         self.face.store_flos()
         metrics["total_flos"] = self.face.state.total_flos
@@ -494,70 +523,3 @@ class BatchCounter:
             if padding is not None:
                 return (tokens != padding).sum()
         return tokens.numel()
-
-
-class TrainingLog:
-    """Logs the losses of a training: of the steps since the last log, which may have been in an earlier epoch.
-
-    Args:
-        training: whose loss tracker holds one loss for each step.
-    """
-
-    def __init__(self, training: FaceTraining) -> None:
-        self._training = training
-        self._total = self._count = 0.0
-        self._last_step: int = training.face.state.global_step
-
-    def may_be_due(self) -> bool:
-        """Whether the current update may be logged: callbacks decide only after it."""
-        face = self._training.face
-        return (
-            face.control.should_log
-            or face.callback_handler.ranks_agree_after_each_update()
-            or face.args.logging_strategy == IntervalStrategy.EPOCH
-            or is_log_due(face.args, face.state, face.state.global_step + 1)
-        )
-
-    def write(self) -> None:
-        """Log the mean loss of the steps since the last log, if there were any. Must be called by all ranks."""
-        training, step = self._training, self._training.step
-        if training.face.state.global_step == self._last_step:
-            return
-        mean, left_out = self.take()
-        logs: dict[str, Any] = {"loss": mean}
-        norm = step.gradient_norm
-        if norm is not None:
-            logs["grad_norm"] = norm
-        logs["learning_rate"] = float(step.learning_rate)
-        if left_out:
-            logs["non_finite_losses"] = left_out
-        # An overridden `log` need not have the second parameter if tokens are not counted.
-        training.face.log(logs, *([training.started] if training.counter.counts_tokens else []))
-
-    def take(self) -> tuple[float, int]:
-        """The mean loss of the steps since the last call, and the number of steps left out, with a warning.
-
-        Must be called by all ranks.
-        """
-        parts, step = self._training.parts, self._training.face.state.global_step
-        ranks, losses = parts.ranks, parts.reports.losses
-        steps, self._last_step = step - self._last_step, step
-        total, count = ranks.sum([losses.total_loss, losses.running_count])
-        losses.reset()
-        self._total += total
-        self._count += count
-        left_out = math.ceil(steps - count / ranks.count)
-        if left_out:
-            warn_user(
-                ranks,
-                f"{left_out} of the last {steps} losses were NaN or infinite (up to step {step}). The logged mean "
-                "leaves them out, because of `logging_nan_inf_filter`; the weights may be spoilt anyway. Lower the "
-                "learning rate, or look for bad rows.",
-            )
-        # If none counts, use the mean of the run so far.
-        return (total / count if count else self.mean), left_out
-
-    @property
-    def mean(self) -> float:
-        """The mean of all losses that were taken; NaN without any."""
-        return self._total / self._count if self._count else math.nan
