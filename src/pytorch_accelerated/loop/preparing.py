@@ -148,7 +148,7 @@ def prepare_model(context: Context, *, for_training: bool) -> None:
     restore_settings(parts.accelerator)
     held = held_parts(context.holder)
     parts.mode = OptimizerMode(optimizers_of(context.holder, held).values())
-    if for_training:
+    if for_training and (parts.ranks.count > 1 or any(map(tensors_of, held.values()))):
         outside = trained_outside(context.holder, held)
         refuse_outside(outside, parts.accelerator, parts.model, parts.ranks)
         share_values(held, parts.ranks)
