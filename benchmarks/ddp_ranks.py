@@ -1,6 +1,7 @@
 """The work of each process in the case `ddp`, under torch.distributed.run.
 
-Arguments: the kind of data, samples of the short run, samples of the long run, rounds, and the file to write.
+Arguments: the kind of data, or "lanes" for a long step with and without them; samples of the short run, samples of the
+long run, rounds, and the file to write.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.data import ReadyBatches
 from benchmarks.measuring import measure_steps
 from benchmarks.ways import Ours, RawLoop, Way
 from benchmarks.work import Feed, Job, Parts
+from pytorch_accelerated import Trainer
 
 
 def batches_of_rank(feed: Feed) -> ReadyBatches:
@@ -85,11 +87,25 @@ class OursInOrder(Ours):
         return {**super()._loader_kwargs(feed), "shuffle": False}
 
 
+class OursWithLanes(OursInOrder):
+    """This library, with a lane for each process: the same samples in each update."""
+
+    library = "ours, lanes"
+
+    def _trainer(self, parts: Parts, feed: Feed) -> Any:
+        return Trainer(*parts, callbacks=(), lanes=dist.get_world_size())
+
+
 def main() -> None:
     kind, short_samples, long_samples, repeats, file = sys.argv[1:]
     dist.init_process_group("gloo")
-    short, long = (Job(samples=int(size), kind=kind) for size in (short_samples, long_samples))
+    shape: dict[str, Any] = {"kind": kind}
+    if kind == "lanes":
+        shape = {"kind": "rows", "features": 512, "hidden": (768, 768, 768)}  # as in the case `long_step`
+    short, long = (Job(samples=int(size), **shape) for size in (short_samples, long_samples))
     ways: list[Way] = [RawDDPLoopWithLoader(), OursInOrder(), OursInOrder(is_lean=False)]
+    if kind == "lanes":
+        ways[-1] = OursWithLanes()
     if kind == "tensors":
         ways += [RawDDPLoop(), AccelerateByHandOnRanks(), OursOnReadyBatches(), OursOnReadyBatches(is_lean=False)]
     measured = measure_steps(

@@ -17,6 +17,9 @@ def run(setting: Setting) -> list[Result]:
     short = Job(samples=64 * setting.size(100, quick=5))
     long = Job(samples=64 * setting.size(600, quick=10))
     slope = f"slope between {short.steps // 2} and {long.steps // 2} steps"
+    short_long = Job(samples=64 * setting.size(10, quick=3))
+    long_long = Job(samples=64 * setting.size(60, quick=6))
+    slope_of_long = f"slope between {short_long.steps // 2} and {long_long.steps // 2} steps"
     on = f"two processes (gloo, MLP 32-64-10, batch 32 on each, {slope})"
     return [
         Result(
@@ -37,6 +40,13 @@ def run(setting: Setting) -> list[Result]:
             **_measured("rows", short, long, setting),
             baseline="raw DDP loop, DataLoader",
             targets=[Target(f"ours, with loading{ending}", at_most=1.05) for ending in Ours.endings],
+        ),
+        Result(
+            title=f"A step with lanes on two processes (MLP 512-768-768-768-10, batch 32 on each, {slope_of_long})",
+            unit="µs per step",
+            **_measured("lanes", short_long, long_long, setting),
+            baseline="ours, with loading, no callbacks",
+            targets=[Target("ours, lanes, no callbacks", at_most=1.1)],
         ),
     ]
 

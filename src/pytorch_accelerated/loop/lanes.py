@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from pytorch_accelerated.record.loss import stacked, widest_float
 
 # Gradients and numbers of some lanes, and changes of buffers by their place.
 _Sums = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
+# A part of a tensor: its index, and the first element and the one after the last.
+_Cut = tuple[int, int, int]
 _ALIGNED = 8  # elements: at any offset that is a multiple, bytes can be read as any type
 
 
@@ -324,13 +327,22 @@ class LanedStep(Step):
             self._parcels = Parcels(shapes, ranks)
         pairs = zip(self._blocks, self._filled, strict=True)
         firsts = [_sums_of(block.start, count, total) for block, count in pairs]
+        counts = list(map(len, firsts))
         began = time.perf_counter()
-        received = self._parcels.swap(own, list(map(len, firsts)))
+        if ranks.count == 2:
+            others = self._parcels.swap_whole(own, counts[1 - ranks.index])
+            flat = [[each.view(-1) for each in tensors] for tensors in own]
+            received: list[Any] = [*flat, *others] if ranks.is_first else [*others, *flat]
+        else:
+            received = self._parcels.swap(own, counts)
         if ranks.device.type == "cpu":  # the host of a GPU does not wait
             self.parts.reports.epoch_clock.meeting_seconds += time.perf_counter() - began
         lanes = [lane for of_rank in firsts for lane in of_rank]
         add_up(dict(zip(lanes, received, strict=True)), total, total, add_all)
-        self._parcels.share(into)  # from the first row of what was received, to which all others were added
+        if ranks.count > 2:
+            self._parcels.share(into)  # from the first row of what was received, to which all others were added
+        elif not own or not ranks.is_first:
+            copy_all([each.view(-1) for each in into], received[0])
         return into
 
 
@@ -358,6 +370,8 @@ class GuardedLanedStep(GuardedStep, LanedStep):
 class Parcels:
     """Sums as bytes, cut into a part for each rank. The memory is used again in each update.
 
+    Two ranks swap whole sums, in one part.
+
     Args:
         shapes: the type and the size of each tensor of a sum.
         ranks: the processes.
@@ -369,16 +383,16 @@ class Parcels:
     def __init__(self, shapes: list[tuple[torch.dtype, int]], ranks: Ranks) -> None:
         self.shapes, self._ranks = shapes, ranks
         self._lengths: dict[torch.dtype, int] = {}  # elements of each part
-        self._cuts: list[list[list[tuple[int, int, int]]]] = [[] for _ in range(ranks.count)]
+        self._cuts: list[list[list[_Cut]]] = [[] for _ in range(1 if ranks.count == 2 else ranks.count)]
         for dtype in dict.fromkeys(dtype for dtype, _ in shapes):
             sizes = {index: size for index, (kind, size) in enumerate(shapes) if kind == dtype}
-            length = -(-sum(sizes.values()) // (ranks.count * _ALIGNED)) * _ALIGNED
+            length = -(-sum(sizes.values()) // (len(self._cuts) * _ALIGNED)) * _ALIGNED
             self._lengths[dtype], begin = length, 0
             begins = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
             for cuts in self._cuts:
                 ends = begin + length
                 spans = {index: (max(begin, at), min(ends, at + sizes[index])) for index, at in begins.items()}
-                cuts.append([(i, low - begins[i], high - begins[i]) for i, (low, high) in spans.items() if low < high])
+                cuts.append([(i, low - begins[i], high - begins[i]) for i, (low, high) in spans.items() if low <= high])
                 begin = ends
         self._bytes = sum(length * dtype.itemsize for dtype, length in self._lengths.items())
         self._memory: dict[str, torch.Tensor] = {}
@@ -390,18 +404,22 @@ class Parcels:
             own: the sums of this rank.
             counts: the sums of each rank.
         """
-        send = self._rows("send", self._ranks.count * len(own))
-        rows = iter(send)
-        for cuts in self._cuts:
-            for tensors in own:
-                for part, of_type in zip(self._typed(next(rows)), cuts, strict=True):
-                    pieces = [tensors[index].reshape(-1)[low:high] for index, low, high in of_type]
-                    pieces.append(part.new_zeros(len(part) - sum(map(len, pieces))))
-                    torch.cat(pieces, out=part)
+        send = self._packed(own)
         received = self._rows("received", sum(counts))
         sizes = [count * self._bytes for count in counts]
         dist.all_to_all_single(received.view(-1), send.view(-1), sizes, [len(own) * self._bytes] * len(counts))
         return list(map(self._typed, received))
+
+    def swap_whole(self, own: Sequence[Sequence[torch.Tensor]], count: int) -> list[list[torch.Tensor]]:
+        """The sums of the other one of two ranks, of which it has `count`: as many bytes as `swap`, in one message."""
+        other, send, received = 1 - self._ranks.index, self._packed(own), self._rows("received", count)
+        messages = [(dist.isend, send), (dist.irecv, received)]
+        for message in dist.batch_isend_irecv([dist.P2POp(way, rows, other) for way, rows in messages if len(rows)]):
+            message.wait()
+        return [
+            [values for _, values in sorted(self._unpacked(row, self._cuts[0]), key=operator.itemgetter(0))]
+            for row in received
+        ]
 
     def share(self, into: Sequence[torch.Tensor]) -> None:
         """Copy the first row that was received of each rank into the tensors of a sum."""
@@ -409,13 +427,28 @@ class Parcels:
         dist.all_gather(list(whole), self._memory["received"][0])
         targets, values = [], []
         for row, cuts in zip(whole, self._cuts, strict=True):
-            for part, of_type in zip(self._typed(row), cuts, strict=True):
-                begin = 0
-                for index, low, high in of_type:
-                    targets.append(into[index].view(-1)[low:high])
-                    values.append(part[begin : begin + high - low])
-                    begin += high - low
+            for (index, low, high), value in self._unpacked(row, cuts):
+                targets.append(into[index].view(-1)[low:high])
+                values.append(value)
         copy_all(targets, values)
+
+    def _packed(self, own: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+        """The sums of this rank in memory: part after part."""
+        send = self._rows("send", len(self._cuts) * len(own))
+        rows = iter(send)
+        for cuts in self._cuts:
+            for tensors in own:
+                for part, of_type in zip(self._typed(next(rows)), cuts, strict=True):
+                    pieces = [tensors[index].reshape(-1)[low:high] for index, low, high in of_type]
+                    pieces.append(part.new_zeros(len(part) - sum(map(len, pieces))))
+                    torch.cat(pieces, out=part)
+        return send
+
+    def _unpacked(self, row: torch.Tensor, cuts: list[list[_Cut]]) -> Iterator[tuple[_Cut, torch.Tensor]]:
+        """The pieces of a part."""
+        for part, of_type in zip(self._typed(row), cuts, strict=True):
+            sizes = [high - low for _, low, high in of_type]
+            yield from zip(of_type, torch.split(part[: sum(sizes)], sizes), strict=True)
 
     def _rows(self, name: str, count: int) -> torch.Tensor:
         if name not in self._memory or len(self._memory[name]) < count:
