@@ -139,8 +139,8 @@ for _ in range(2):
 
 # ---------------------------------------------------------------------------------------------------- small agreements
 
-assert ranks.highest(-RANK) == 0
-assert ranks.highest(2**60 * RANK) == 2**60 * (WORLD - 1)
+assert ranks.exchange_numbers([-RANK]) == [[-rank] for rank in range(WORLD)]
+assert ranks.exchange_numbers([2**60 * RANK])[-1] == [2**60 * (WORLD - 1)]
 assert ranks.any(RANK == 1)
 assert not ranks.any(False)
 assert ranks.exchange({"rank": RANK}) == [{"rank": rank} for rank in range(WORLD)]

@@ -385,7 +385,7 @@ class Saves:
         history, position = self._context.parts.history, self._context.parts.state
         epoch = position.epoch_of_progress(history.current_epoch)
         self.all.append(SavedState(folder, epoch, history.updates_done, time.time()))
-        if is_complete:  # else they follow when it is
+        if is_complete and self.writer.after_each:  # else they follow when it is
             self.writer.follow_up()
 
     def finish(self) -> None:

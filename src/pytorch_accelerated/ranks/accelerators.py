@@ -85,7 +85,7 @@ def create_accelerator(
     has_deepspeed = deepspeed_plugin is not None or _is_set(_VARIABLES["DEEPSPEED"])
     starting: Any = contextlib.nullcontext(None)
     if has_deepspeed:
-        module = require("pytorch_accelerated.extras.deepspeed.starting", needed_by="DeepSpeed")
+        module = require("pytorch_accelerated.extras.deepspeed.config", needed_by="DeepSpeed")
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         process_state(**options)
         forget_settings()
@@ -213,12 +213,10 @@ def check_plugins(accelerator: Any) -> None:
     if accelerator.fp8_enabled and (str(accelerator.mixed_precision) != "fp8" or device == "cpu"):
         unused.append("the precision fp8")
     if unused:
-        advice = "Use a launcher, or remove it."
-        if _is_set(_VARIABLES["DEEPSPEED"]) and _is_set("ACCELERATE_USE_CPU"):
-            advice = "Unset ACCELERATE_USE_CPU, and pass a function that makes it as `Trainer(accelerator=...)`."
         raise ConfigurationError(
             f"{', '.join(unused)} is requested by an Accelerator or by accelerate's configuration, but accelerate does "
-            f"not use it here ({accelerator.num_processes} process(es) on {device}). {advice}"
+            f"not use it here ({accelerator.num_processes} process(es) on {device}). Use a launcher without "
+            "ACCELERATE_USE_CPU, or remove it."
         )
 
 

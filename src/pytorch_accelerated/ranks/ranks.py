@@ -176,13 +176,9 @@ class Ranks:
         # Looked up each time: a reference kept here would keep its threads alive when the process ends.
         return None if self._is_alone else _control_group(dist.group.WORLD, self._channel, self._timeout)
 
-    def highest(self, value: int) -> int:
-        """The highest `value` that any rank has."""
-        return max(number for (number,) in self.exchange_numbers([value]))
-
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set on any rank."""
-        return flag if self._is_alone else self.highest(int(flag)) > 0
+        return flag if self._is_alone else [1] in self.exchange_numbers([int(flag)])
 
     def wait(self) -> None:
         """Wait until all ranks have called this."""

@@ -124,7 +124,7 @@ def save_run(
     held = held_states(held_now, warns=ranks.is_first)
     # Rank 0 writes everything but shards, so the others send it what only they know: never the model's weights.
     states_of_objects = {"callbacks": moment["callbacks"], "held": held, "run": {"history": moment["history"]}}
-    differences = differences_from_first(ranks, states_of_objects)
+    differences = differences_from_first(ranks, states_of_objects) if ranks.count > 1 else {}
     history = differences.pop("run", {})
     per_rank = ranks.exchange({**moment["rank"], **differences, **history})
     facts = _facts_of(parts, context.asked, moment["position"])
@@ -276,8 +276,6 @@ def differences_from_first(ranks: Ranks, parts: Mapping[str, Mapping[str, Any]])
     Raises:
         CheckpointError: on every rank, if a state of any rank cannot be stored.
     """
-    if ranks.count == 1:
-        return {}
 
     def own_digests() -> dict[str, Any]:
         for part, states in parts.items():

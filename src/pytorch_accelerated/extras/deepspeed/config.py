@@ -1,19 +1,21 @@
-"""DeepSpeed's config in `TrainingArguments(deepspeed=...)`: its checks, and the values that its "auto" stands for.
+"""DeepSpeed's config: the way into a process that trains with it, its checks, and the values that "auto" stands for.
 
 A config is read by paths, such as ``"zero_optimization.stage"``. The config as the user wrote it is never changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError, LaunchError
 from pytorch_accelerated.facts import require, trees
 
 if TYPE_CHECKING:
@@ -48,6 +50,36 @@ _NAMES = """
 """
 _NOT_HERE = ("data_efficiency.enabled", "expert_parallel.enabled", "tensor_parallel.autotp_size")
 _OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the stage from which on DeepSpeed reads it
+
+
+@contextlib.contextmanager
+def starting(plugin: Any) -> Iterator[Any]:
+    """Context in which an `Accelerator` is made that trains with DeepSpeed. Afterwards, others can be made without it.
+
+    Args:
+        plugin: accelerate's `DeepSpeedPlugin`; None: the one that `accelerate launch` describes.
+
+    Raises:
+        ConfigurationError: if accelerate refuses the config.
+        LaunchError: without a launcher.
+        MissingDependencyError: without DeepSpeed.
+    """
+    require("deepspeed", needed_by="DeepSpeed, which this process is set up for,")
+    if "LOCAL_RANK" not in os.environ:
+        raise LaunchError(
+            "DeepSpeed is asked for, but this process was started without a launcher, which it needs for a single "
+            "process, too. Start it with: torchrun --nproc-per-node 1 your_script.py"
+        )
+    # accelerate asks these variables, which it sets itself, too; the second one would make it leave DeepSpeed out.
+    before = {name: os.environ.pop(name, None) for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU")}
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    try:
+        yield _utils().DeepSpeedPlugin() if plugin is None else plugin
+    except ValueError as error:
+        raise ConfigurationError(f"accelerate refuses the config of DeepSpeed: {error}") from error
+    finally:
+        del os.environ["ACCELERATE_USE_DEEPSPEED"]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def complaints(args: TrainingArguments) -> Iterator[str]:
