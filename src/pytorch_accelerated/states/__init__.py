@@ -19,6 +19,7 @@ from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.run_folder import FolderLock
 from pytorch_accelerated.states.state_folder import part_names, read_state
 from pytorch_accelerated.states.training_state import save_run
+from pytorch_accelerated.states.verify import list_states, read_manifest
 from pytorch_accelerated.states.weights import canonical_state_dict
 
 __all__ = [
@@ -31,9 +32,11 @@ __all__ = [
     "dump_json",
     "encode",
     "judged_states",
+    "list_states",
     "load_portable",
     "load_run",
     "part_names",
+    "read_manifest",
     "read_metric_records",
     "read_optimizer_file",
     "read_state",
