@@ -99,6 +99,7 @@ LONG = (
     "how_to/another_curve.md",
     "how_to/any_processes.md",
     "how_to/branch.md",
+    "how_to/eject.md",
     "how_to/images.md",
     "how_to/object_detection.md",
     "how_to/programs.md",

@@ -22,6 +22,8 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
 )
+from pytorch_accelerated.huggingface import Trainer as HuggingFaceTrainer
+from pytorch_accelerated.huggingface import TrainingArguments
 from pytorch_accelerated.schedulers import one_cycle
 
 Run = tuple[Trainer, dict[str, Any]]
@@ -70,9 +72,8 @@ class Texts(Dataset[Any]):
 def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """A batch of texts."""
     padding = {"tokens": 0, "labels": IGNORED}
-    return {name: pad_sequence([row[name] for row in rows], True, value) for name, value in padding.items()} | {
-        "row": default_collate([row["row"] for row in rows])
-    }
+    batch = {name: pad_sequence([row[name] for row in rows], True, value) for name, value in padding.items()}
+    return batch | {"row": default_collate([row["row"] for row in rows])} if "row" in rows[0] else batch
 
 
 def mixed(rows: list[Any]) -> Any:
@@ -93,6 +94,41 @@ class Tagger(nn.Module):
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         scores = self.out(torch.tanh(self.embedding(tokens)))
         return {"loss": functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
+
+
+class SumTagger(Tagger):
+    """Divides the sum of its losses by the number that it is given, and has dropout and a norm."""
+
+    def forward(  # type: ignore[override]
+        self, tokens: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None
+    ) -> dict[str, torch.Tensor]:
+        hidden = functional.layer_norm(functional.dropout(self.embedding(tokens), 0.2, self.training), (8,))
+        scores = self.out(hidden).flatten(0, 1)
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return {"loss": functional.cross_entropy(scores, labels.flatten(), reduction="sum") / count, "scores": scores}
+
+
+class NumberedRows(Dataset[Any]):
+    """Rows of columns, with noise of all generators, which the collator of the Hugging Face face stacks."""
+
+    def __len__(self) -> int:
+        return 26
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        inputs = torch.full((4,), index / 22) + torch.randn(4) + float(np.random.randn())
+        return {"inputs": inputs, "label_ids": [index / 7, random.random()], "name": str(index), "unused": index}
+
+
+class Regressor(nn.Module):
+    """Returns a tuple, and has BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.layers(inputs)
+        return functional.mse_loss(outputs, labels), outputs
 
 
 def smoothed(targets: torch.Tensor, by: float = 0.1) -> torch.Tensor:
@@ -319,6 +355,60 @@ def counted_items() -> Run:
     return texts(CountingTrainer, gradient_accumulation_steps=3)
 
 
+def face(kind: Any = SumTagger, optimizers: Any = None, parts: Any = None, **given: Any) -> tuple[Any, dict[str, Any]]:
+    """A run of the Hugging Face trainer. What isn't given is mostly as usual; `parts` are given to the trainer."""
+    set_seed(1)
+    usual: dict[str, Any] = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 5}
+    usual |= {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strategy": "no", "report_to": "none"}
+    arguments = TrainingArguments(
+        "out", **{**usual, "use_cpu": True, "learning_rate": 0.01, "disable_tqdm": True, **given}
+    )
+    model = kind()
+    sets: Any = NumberedRows() if kind is Regressor else Texts()
+    parts = {"data_collator": None if kind is Regressor else padded, **(parts or {})}
+    parts |= {} if optimizers is None else {"optimizers": optimizers(model)}
+    parts |= {} if "model_init" in parts else {"model": model}
+    return HuggingFaceTrainer(args=arguments, train_dataset=sets, eval_dataset=sets, **parts), {}
+
+
+def its_own_optimizer(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return optimizer, ExponentialLR(optimizer, 0.9)
+
+
+def labels_of_an_update_counted() -> Any:
+    return face(gradient_accumulation_steps=3, warmup_steps=2, weight_decay=0.1)
+
+
+def batches_of_an_update_by_their_rows() -> Any:
+    return face(Tagger, gradient_accumulation_steps=2)
+
+
+def rows_stacked_by_the_collator() -> Any:
+    return face(Regressor, bf16=True, data_seed=5, dataloader_drop_last=True, optim="sgd", lr_scheduler_type="cosine")
+
+
+def random_face(seed: int) -> Any:
+    """A run of the Hugging Face trainer with a random choice of what can be written as a plain script."""
+    choose = random.Random(seed)
+    given: dict[str, Any] = {
+        "num_train_epochs": choose.choice([1, 2, 1.5]),
+        "per_device_train_batch_size": choose.choice([4, 7]),
+        "gradient_accumulation_steps": choose.choice([1, 2, 3]),
+        "max_grad_norm": choose.choice([1.0, 0.05, 0.0]),
+        "lr_scheduler_type": choose.choice(["linear", "cosine", "constant", "constant_with_warmup"]),
+        "warmup_steps": choose.choice([0, 3, 0.2]),
+        "weight_decay": choose.choice([0.0, 0.1]),
+        "optim": choose.choice(["adamw_torch_fused", "adamw_torch", "sgd", "rmsprop"]),
+        "seed": choose.choice([42, 0]),
+        "train_sampling_strategy": choose.choice(["random", "random", "sequential"]),
+        "eval_strategy": choose.choice(["epoch", "no"]),
+        **choose.choice([{}, {"max_steps": 5}, {"bf16": True}, {"dataloader_drop_last": True}]),
+    }
+    optimizers = choose.choice([None, None, its_own_optimizer])
+    return face(choose.choice([SumTagger, Tagger, Regressor]), optimizers, **given)
+
+
 def bfloat16() -> Run:
     return run(mixed_precision="bf16", callbacks=[ModelEmaCallback(0.9, save_path="average.pt")])
 
@@ -436,3 +526,4 @@ SETUPS = (
     *(workers, random_augmentation, mixing_in_the_collate_function, dicts_in_columns, padded_texts, counted_items),
     *(bfloat16, distilling, hooks_that_call_ours, several_labels),
 )
+FACES = (labels_of_an_update_counted, batches_of_an_update_by_their_rows, rows_stacked_by_the_collator)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -21,23 +23,42 @@ from pytorch_accelerated.__main__ import main
 from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from pytorch_accelerated.data import Mixture
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.huggingface import TrainerCallback as HuggingFaceCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from pytorch_accelerated.trainer import TrainerWithTimmScheduler
 from tests.chaos.size import in_release, size, some
 from tests.ejecting.comparing import compare, module_of
-from tests.ejecting.setups import SETUPS, NoisyTrainer, Run, data, random_setup, run
+from tests.ejecting.setups import (
+    FACES,
+    SETUPS,
+    NoisyTrainer,
+    Run,
+    Tagger,
+    data,
+    face,
+    random_face,
+    random_setup,
+    run,
+)
 from tests.support.processes import REPOSITORY, run_on_ranks
 
 RANKS = REPOSITORY / "tests" / "ranks"
 
 
-@pytest.mark.parametrize("make_run", SETUPS, ids=lambda make_run: make_run.__name__)
+@pytest.mark.parametrize("make_run", [*SETUPS, *FACES], ids=lambda make_run: make_run.__name__)
 def test_a_run_and_its_script_end_with_the_same_bits(make_run: Callable[[], Run], tmp_path: Path) -> None:
     compare(make_run, tmp_path)
 
 
 def test_a_run_on_two_ranks_and_its_script_on_two_end_with_the_same_bits(tmp_path: Path) -> None:
     run_on_ranks(RANKS / "ejecting.py", 2, tmp_path, size(0, 60))
+
+
+@pytest.mark.parametrize("seed", some(range(1), range(100)))
+def test_a_random_run_of_the_hugging_face_trainer_and_its_script_end_with_the_same_bits(
+    seed: int, tmp_path: Path
+) -> None:
+    compare(partial(random_face, seed), tmp_path)
 
 
 @in_release
@@ -48,6 +69,22 @@ def test_three_ranks_have_the_bits_of_their_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", some(range(8), range(200)))
 def test_a_random_run_and_its_script_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
     compare(partial(random_setup, seed), tmp_path)
+
+
+class FaceCallback(HuggingFaceCallback):
+    """May do anything."""
+
+
+class Tokens:
+    """Has a special token."""
+
+    pad_token_id = 3
+
+
+class Configured(Tagger):
+    """Has no special token."""
+
+    config = types.SimpleNamespace(pad_token_id=None)
 
 
 NUM_EPOCHS: Any = TrainerPlaceholderValues.NUM_EPOCHS
@@ -157,11 +194,19 @@ def scheduled(create_scheduler_fn: Any) -> Callable[[], Run]:
         (partial(run, optimizer=AdamWScheduleFree, max_num_train_steps=8), "an optimizer with modes"),
         (partial(hooked, eval("lambda self, batch: {}")), "has no source that can be copied"),
         (partial(hooked, train_epoch_start, "create_scheduler"), "Hooked overrides create_scheduler"),
+        (partial(face, parts={"model_init": Tagger}), "`model_init` is given"),
+        (partial(face, parts={"callbacks": [FaceCallback()]}), "FaceCallback may change the run"),
+        (partial(face, parts={"processing_class": Tokens()}, kind=Configured), "sets the model's `pad_token_id`"),
+        (partial(face, eval_strategy="steps", eval_steps=1), "evaluates within epochs"),
+        (partial(face, label_smoothing_factor=0.1), "`label_smoothing_factor` is 0.1"),
+        (partial(face, lr_scheduler_type="polynomial"), "`lr_scheduler_type` is 'polynomial'"),
+        (partial(face, parts={"optimizer_cls_and_kwargs": (AdamWScheduleFree, {})}), "is a AdamWScheduleFree"),
     ],
 )
 def test_what_a_script_cannot_do_is_refused_before_anything_is_written(
-    make_run: Callable[[], Run], reason: str, tmp_path: Path
+    make_run: Callable[[], Run], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(Path(mkdtemp(dir=tmp_path.parent)))
     trainer, arguments = make_run()
     with pytest.raises(ConfigurationError, match=reason):
         trainer.eject(tmp_path / "plain.py", **arguments)
@@ -228,5 +273,5 @@ def test_the_command_writes_a_file_and_replaces_none(
     assert main(["eject", "--run", "making_a_run.py:make_run", "plain.py"]) == 2
     assert "plain.py exists" in capsys.readouterr().err
     Path("of_transformers.py").write_text(HUGGING_FACE, encoding="utf-8")
-    assert main(["eject", "--run", "of_transformers.py:make_run", "other.py"]) == 2
-    assert "not a Hugging Face one" in capsys.readouterr().err
+    assert main(["eject", "--run", "of_transformers.py:make_run", "other.py"]) == 0
+    assert callable(module_of(Path("other.py")).train)

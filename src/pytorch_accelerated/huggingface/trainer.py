@@ -307,6 +307,14 @@ class Trainer(TrainerHooks):
         module = require("pytorch_accelerated.huggingface.replaying", needed_by="`replay`")
         return module.replay(self, self._engine, checkpoints, update, debug)
 
+    def eject(self, path: str | Path) -> Path:
+        """Write the training as one readable PyTorch script without this library; see the native `Trainer.eject`.
+
+        Must be called in a single process, before the training.
+        """
+        module = require("pytorch_accelerated.extras.ejecting.face", needed_by="`eject`")
+        return module.eject_face(self, path)  # type: ignore[no-any-return]
+
     def rows_of(self, update: int) -> list[Any]:
         """The rows of the training set in a step of the last training; see the native `Trainer.rows_of`. Must be called
         by all ranks.

@@ -449,7 +449,7 @@ class TrainerTools(TrainerHooks):
         from pytorch_accelerated.extras.ejecting.eject import eject
 
         trainer = self._refuse_within_a_run("eject", "Call it before `train`.")
-        return eject(trainer, path, {**train_arguments, "train_dataset": train_dataset})
+        return eject(trainer, path, {**train_arguments, "train_dataset": train_dataset}, {})
 
     def _refuse_within_a_run(self, method: str, remedy: str) -> Trainer:
         """This trainer; an error within a run."""

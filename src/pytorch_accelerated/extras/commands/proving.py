@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras import proving
 from pytorch_accelerated.extras.commands.command import Outcome, add_command, print_line
 from pytorch_accelerated.extras.proving import HELP, NOT_TAKEN, NOT_TAKEN_BY_BRANCH, function_at, make_run
@@ -93,8 +92,6 @@ def _prove(options: argparse.Namespace) -> Outcome:
 
 def _eject(options: argparse.Namespace) -> Outcome:
     trainer, arguments = make_run(options.place)
-    if not hasattr(trainer, "eject"):
-        raise ConfigurationError("Only a native `Trainer` can be written as a plain script, not a Hugging Face one.")
     path = trainer.eject(options.file, **arguments)
     lines = len(path.read_text(encoding="utf-8").splitlines())
     print_line(f"Wrote {path}: {lines} lines, whose function `train` ends with the bits of this run.")

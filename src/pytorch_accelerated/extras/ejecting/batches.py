@@ -67,7 +67,13 @@ class Batches:
     """
 
     def __init__(
-        self, trainer: Trainer, own: OwnCode, arguments: Mapping[str, Any], settings: TrainSettings, kind: str
+        self,
+        trainer: Trainer,
+        own: OwnCode,
+        arguments: Mapping[str, Any],
+        settings: TrainSettings,
+        kind: str,
+        face: Mapping[str, Any],
     ) -> None:
         self._kind, self._dataset = kind, arguments[f"{kind}_dataset"]
         loader = dict(arguments.get(f"{kind}_dataloader_kwargs") or {})
@@ -102,6 +108,8 @@ class Batches:
         self.batch = self._source(arrays)
         if trainer.device.type != "cpu":
             self.batch = f"to_device({self.batch})"
+        self._is_face = bool(face)
+        self._counts_labels = bool(face.get("counts_labels")) and "labels" in self._sample
         self._choose_loss(trainer, own)
 
     def _source(self, arrays: Any) -> str:
@@ -137,6 +145,7 @@ class Batches:
         self.group = self.names if is_whole else f"({self.names})"
         self.result, self.loss = ("output", 'output["loss"]') if is_own else ("loss", "loss")
         self.inputs = _inputs(trainer.model, sample) if self.is_dict else inputs
+        self.inputs += ", num_items_in_batch=labels_in(batch)" * self._counts_labels
         if not is_own and not self.is_dict and (loss_func is None or not is_pair):
             raise refused(f"a batch is a {type(sample).__name__}", "Let it be a dict, or inputs and targets.")
         loss = "loss_in({})" if loss_func is None else f"loss_func({{}}, {'batch' if self.is_dict else targets})"
@@ -146,6 +155,8 @@ class Batches:
         self.is_counted = self.may_lack = False
         if own.has.count_batch_items:
             self.items, self.is_counted, self.may_lack = "float(hooks.count_batch_items(batch))", True, True
+        elif self._counts_labels and self._kind == "train":
+            self.items, self.is_counted, self.may_lack = "labels_in(batch)", True, True
         elif is_own:
             self.items = 'output["batch_size"]'
             if weighs and getattr(own.ours, hook):
@@ -161,9 +172,14 @@ class Batches:
 
     def sum_up(self, steps: int, *, is_cut: bool) -> None:
         """Choose how losses are recorded, and their mean; an update has `steps` batches, and an epoch may be cut."""
-        piece, loss = _BATCHES_READ_AT_ONCE * steps, f"{self.loss}.item()"
-        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut or self._ranks > 1
+        per_update = self._is_face and self._kind == "train"
+        piece, loss = _BATCHES_READ_AT_ONCE * (1 if per_update else steps), f"{self.loss}.item()"
+        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut or self._ranks > 1 or per_update
         self.recorded = f"({loss}, {self.items})" if has_pieces else f"{loss} * {self.items}"
+        self.lacking = self.items if per_update else "losses[-1][1]"
+        if per_update:  # a loss that isn't finite is left out of the mean
+            recorded = "loss_of_update" if steps > 1 else self.loss
+            self.recorded = f"({recorded}.item(), {recorded}.isfinite().item())"
         whole = "order" if self._kind == "train" else "dataset"
         share = "count / total" if self.is_counted else f"len({self.each}) / len(update)"
         self.weighted = f"{self.loss} * ({'RANKS * ' * (self._ranks > 1)}{share})"

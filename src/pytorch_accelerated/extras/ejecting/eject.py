@@ -58,6 +58,10 @@ _ONLOOKERS = (
     *("LearningRateMonitorCallback", "ReportCallback", "ResultCallback", "TrackerCallback", "ProfilerCallback"),
     "LossSpikeCallback",
 )
+# What only the run of a Hugging Face trainer has.
+_OF_FACE = (
+    *("collator", "columns", "decay", "first_seed", "height", "is_face", "optimizer_made", "skips_first", "warmup"),
+)
 _METRICS = {"train_loss_epoch": "train_loss", "eval_loss_epoch": "eval_loss"}
 _SETTINGS = {
     *("num_epochs", "per_device_batch_size", "eval_per_device_batch_size", "max_num_train_steps"),
@@ -70,19 +74,19 @@ _SETTINGS = {
 _IMPORTS = (
     *("import copy", "import hashlib", "import random", "import torch", "import numpy as np"),
     *("import torch.distributed as dist", "from torch.nn.parallel import DistributedDataParallel"),
-    "from types import SimpleNamespace",
+    *("import math", "from torch.optim.lr_scheduler import LambdaLR", "from types import SimpleNamespace"),
     *(f"from torch.utils.data import {name}" for name in ("StackDataset", "TensorDataset", "default_collate")),
 )
 
 
-def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any]) -> Path:
-    """The file that `Trainer.eject` has written."""
+def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any], face: Mapping[str, Any]) -> Path:
+    """The file that `Trainer.eject` has written; `face` has the facts that a Hugging Face trainer adds."""
     path = Path(path)
-    facts = _Facts(_facts_of(trainer, arguments), module=path.stem, version=pytorch_accelerated.__version__)
+    facts = _Facts(_facts_of(trainer, arguments, face), module=path.stem, version=pytorch_accelerated.__version__)
     head, _, body = "\n".join(facts.kept(_TEMPLATE.read_text(encoding="utf-8").splitlines())).partition("$imports")
     body = _used(_Text(body).safe_substitute(facts).split("\n\n\n"))
     words = set(re.findall(r"(?<!\.)\b\w+", body))
-    facts["parameters"] = ", ".join(name for name in facts["may_be_given"] if name in words)
+    facts["parameters"] = ", ".join(name for name in dict.fromkeys(facts["may_be_given"]) if name in words)
     lines = {line for line in _IMPORTS if line.split()[-1] in words} | facts["imports"]
     text = f"{_Text(head).substitute(facts)}{_sorted(lines)}{body.replace('$parameters', facts['parameters'])}\n"
     trainer.run_context.parts.ranks.do_on_first(lambda: _write(path, text))
@@ -150,7 +154,7 @@ class _Facts(dict[str, Any]):
                 holds.pop()
 
 
-def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of(trainer: Trainer, arguments: Mapping[str, Any], face: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a run.
 
     Raises:
@@ -158,15 +162,16 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     own = OwnCode(trainer)
     settings = _settings_of(trainer, arguments)
-    train, evaluation = Batches(trainer, own, arguments, settings, "train"), None
+    train, evaluation = Batches(trainer, own, arguments, settings, "train", face), None
     if arguments.get("eval_dataset") is not None:
-        evaluation = Batches(trainer, own, arguments, settings, "eval")
+        evaluation = Batches(trainer, own, arguments, settings, "eval", face)
     config, is_cut = _config_of(settings, train, evaluation)
     train.sum_up(settings.gradient_accumulation_steps, is_cut=is_cut)
     if evaluation is not None:
         evaluation.sum_up(1, is_cut=False)
     ranks = trainer.run_context.parts.ranks.count
     parts, left_out = _parts_of(trainer, evaluation)
+    left_out += face.get("left_out", [])
     left_out += [f"{train.workers} workers"] * bool(train.workers)
     left = textwrap.fill(f"Left out, because they change no bit: {', '.join(left_out)}.", 120)
     losses = ["train_loss", *["eval_loss"] * bool(evaluation)]
@@ -190,7 +195,6 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "evaluation": evaluation,
         "has_gradients": any(each.grad is not None for each in trainer.model.parameters()),
         "imports": own.imports | optimizing["imports"],
-        "left_out": f"\n{left}" if left_out else "",
         "losses": " + ".join(losses),
         "indent": "    " * (ranks > 1),
         "ranks": ranks if ranks > 1 else None,
@@ -199,12 +203,15 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "shares_buffers": ranks > 1 and any(True for _ in trainer.model.buffers()),
         "moved": "\n    ".join(f"{name}.to(DEVICE)" for name in modules),
         "own": own,
-        "may_be_given": dict.fromkeys(may_be_given),
+        "may_be_given": may_be_given,
         "printed": ", ".join(f"{name} {{{name}}}" for name in losses),
         "seed": trainer.run_context.asked.given.seed,
         "settings": settings,
         "train": train,
         "trainer": trainer,
+        **dict.fromkeys(_OF_FACE),
+        **face,
+        "left_out": f"\n{left}" if left_out else "",
     }
 
 
