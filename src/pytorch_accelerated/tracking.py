@@ -2,7 +2,7 @@
 
 from pytorch_accelerated.record.history import InMemoryRunHistory, RunHistory
 from pytorch_accelerated.record.loss import LossTracker
-from pytorch_accelerated.record.step_records import EpochTiming, RankTimes, SlowRank, StepHistory, StepRecord
+from pytorch_accelerated.record.step_records import EpochTiming, RankTimes, SlowRank, StepRecord
 from pytorch_accelerated.record.values import MetricRecord, greater_is_better, hyperparameters_of, role_and_quantity
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "RankTimes",
     "RunHistory",
     "SlowRank",
-    "StepHistory",
     "StepRecord",
     "greater_is_better",
     "hyperparameters_of",

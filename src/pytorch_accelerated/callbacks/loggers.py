@@ -174,16 +174,13 @@ class CSVLoggerCallback(_FileLogger):
 
     def _beginning(self, columns: Sequence[str]) -> str:
         header = {name: _text_in_cell(name) for name in columns}
-        rows: list[Mapping[str, Any]] = []
-        if self._size_bytes:
-            text = self._absolute(self.path).read_bytes()[: self._size_bytes].decode()
-            _, *cells = csv.reader(io.StringIO(text, newline=""))
-            rows = [dict(zip(self._columns, row, strict=True)) for row in cells]
-        return self._lines([header, *rows], columns)
+        text = self._absolute(self.path).read_bytes()[: self._size_bytes].decode() if self._size_bytes else ""
+        earlier = list(csv.DictReader(io.StringIO(text, newline=""), self._columns))
+        return self._lines([header, *earlier[1:]], columns)
 
     def _lines(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows([row.get(name) for name in columns] for row in rows)
+        csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
 

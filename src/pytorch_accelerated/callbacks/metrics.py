@@ -15,7 +15,7 @@ from pytorch_accelerated.callbacks.tasks import Asked, Task, kind_of_task, predi
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
-from pytorch_accelerated.facts.trees import map_leaves, would_broadcast
+from pytorch_accelerated.facts.trees import would_broadcast
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions, are_rows
 from pytorch_accelerated.ranks.compat.extras import reductions_of, set_update_count
@@ -144,7 +144,6 @@ class MetricsCallback(TrainerCallback):
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
-        self._is_agreed = False  # on that
         self._passes: dict[str, _Pass] = {}  # by the prefix of what they record; evaluations of models may overlap
         self._restored: dict[str, Any] = {}
         self._batches = 0
@@ -330,11 +329,11 @@ class MetricsCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Forget the task of an earlier run, which may have had other data, unless this one is resumed."""
         if trainer.run_state.updates == 0:
-            self._task, self._is_agreed = None, False
+            self._task = None
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Forget the task of an earlier run, which may have had other data."""
-        self._task, self._is_agreed = None, False
+        self._task = None
 
     def _begin(self, trainer: Trainer, task: Task) -> None:
         self._task = task
@@ -342,12 +341,11 @@ class MetricsCallback(TrainerCallback):
 
     def _agree(self, trainer: Trainer) -> None:
         """Give a rank that had no batch the task of the others. Must be called by all ranks."""
-        if self._names and not self._is_agreed:
+        if self._names:
             tasks = trainer.run_context.parts.ranks.exchange(self._task)
             task = next((each for each in tasks if each is not None), None)
             if task is not None and self._task is None:
                 self._begin(trainer, task)
-            self._is_agreed = task is not None
 
     def _collected(self, trainer: Trainer, purpose: str) -> dict[str, Any]:
         """The values of a pass over all ranks, by name, which ends it."""
@@ -447,7 +445,8 @@ def _write_states(
             if to_continue and len(states) > 1:
                 _refuse_stacked(name, metric)
             for attribute, value in values.items():
-                setattr(metric, attribute, _on_device(value, metric.device))
+                setattr(metric, attribute, value)
+            metric.to(metric.device)  # the states too
             set_update_count(metric, sum(state["updates"] for state in states))
 
 
@@ -472,10 +471,6 @@ def _refuse_stacked(name: str, metric: Metric) -> None:
             f"The metric {name!r} ({type(metric).__name__}) was saved within an epoch, and its states cannot be merged "
             "for fewer ranks. Resume on as many ranks, from a state between epochs, or without it in training."
         )
-
-
-def _on_device(state: Any, device: torch.device) -> Any:
-    return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
 def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], Any]:

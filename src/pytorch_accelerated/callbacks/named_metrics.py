@@ -249,22 +249,18 @@ class NamedMetrics:
 def _metric_of_torchmetrics(name: str, task: Task, asked: Asked) -> Any:
     torchmetrics = require("torchmetrics", needed_by=f"The metric {name!r}")
     kind, _ = _OF_CLASSES[name]
-    prefixes = {"binary": "Binary", "multiclass": "Multiclass", "labels": "Multilabel"}
     arguments: dict[str, Any] = {"ignore_index": _LEFT_OUT, "validate_args": False}
-    is_averaged = name in _AVERAGED and asked.average is not None
-    prefix = prefixes[task.kind]
+    of_task = {"labels": "multilabel"}.get(task.kind, task.kind)
     if name in _OF_RANKS and asked.average == "micro":
-        prefix = "Binary"
-    elif prefix == "Binary" and is_averaged:
-        prefix, arguments["num_classes"] = "Multiclass", 2
-    elif prefix != "Binary":
-        arguments["num_classes" if prefix == "Multiclass" else "num_labels"] = task.classes
-    if name in _AVERAGED and prefix != "Binary":
+        of_task = "binary"
+    elif of_task == "binary" and name in _AVERAGED and asked.average is not None:
+        of_task = "multiclass"  # each of the two counts
+    if name in _AVERAGED:
         arguments["average"] = "none" if name in _OF_RANKS else asked.average or "macro"
     if name == "top_5_accuracy":
         arguments |= {"top_k": 5, "average": "micro"}
-    metric: Any = getattr(torchmetrics.classification, prefix + kind)(**arguments)
-    return metric
+    classes = 2 if task.kind == "binary" else task.classes
+    return getattr(torchmetrics, kind)(of_task, num_classes=classes, num_labels=classes, **arguments)
 
 
 class Numbers:

@@ -97,13 +97,12 @@ class UnfreezeCallback(TrainerCallback):
             epoch: [names] if isinstance(names, str) else list(names) for epoch, names in sorted(patterns.items())
         }
         self._frozen: list[torch.nn.Parameter] = []
-        self._frozen_here: list[torch.nn.Parameter] = []  # not by the user
         self._by_hand: set[str] = set()
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check the patterns."""
         parameters = dict(trainer.get_model().named_parameters())
-        names, here = list(parameters), {id(each) for each in self._frozen_here}
+        names, here = list(parameters), {id(each) for each in self._frozen}  # by an earlier run
         self._by_hand = {name for name, each in parameters.items() if not each.requires_grad and id(each) not in here}
         unknown = [each for of_epoch in self.patterns.values() for each in of_epoch if not _has_any(names, [each])]
         if unknown:
@@ -125,8 +124,6 @@ class UnfreezeCallback(TrainerCallback):
                 parameter.grad = None
             if trainer.run_context.parts.ranks.count == 1:
                 parameter.requires_grad_(is_trained)
-
-        self._frozen_here = self._frozen
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Drop the gradients of what is frozen."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
@@ -385,7 +384,7 @@ def _batches_of_epoch(loader: Any, config: TrainerRunConfig, state: RunState) ->
     if config.max_num_train_steps is None:
         return batches
     updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
-    batches_left = Accumulation.of(config).batches(updates_left)
+    batches_left = updates_left * (config.gradient_accumulation_steps or 1)
     return batches_left if batches is None else min(batches, batches_left)
 
 
@@ -423,18 +422,12 @@ def _summary_lines(history: RunHistory, callbacks: list[Any]) -> list[str]:
         facts.append(f"waited for data {waited / seconds:.0%} of the time")
     savers = [callback.saved_places() for callback in callbacks if hasattr(callback, "saved_places")]
     places = {path: what for saved in savers for what, path in saved.items()}
-    return [line for line in (", ".join(facts), *saved_lines(places)) if line]
+    return [line for line in (", ".join(facts), saved_line(places)) if line]
 
 
-def saved_lines(places: Mapping[str, str]) -> list[str]:
-    """What was saved, by path: one line, or one for each path if it would be too wide."""
-    if not places:
-        return []
-    line = "Saved: " + ", ".join(f"{what} {path}" for path, what in places.items())
-    if len(line) <= screen_columns():
-        return [line]
-    width = max(map(len, places.values()))
-    return ["Saved:", *(f"  {what:<{width}}  {path}" for path, what in places.items())]
+def saved_line(places: Mapping[str, str]) -> str:
+    """What was saved, by path; empty if nothing was."""
+    return "Saved: " + ", ".join(f"{what} {path}" for path, what in places.items()) if places else ""
 
 
 def speed_in_words(speed: float) -> str:

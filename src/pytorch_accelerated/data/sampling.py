@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.seeding import mixed_seed
 
 
@@ -102,7 +101,7 @@ class TrainingPlan:
     size: int
     batch_size: int
     ranks: int
-    accumulation: Accumulation = Accumulation()
+    accumulation: int = 1
     drop_last: bool = False
 
     @property
@@ -115,10 +114,8 @@ class TrainingPlan:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         per_round = self.batch_size * self.ranks
         end = min(self.size, self.num_batches * per_round, start + max_batches * per_round)
-        for most in self.accumulation.sizes(start // per_round):
-            size = min(most * per_round, end - start)
-            if size <= 0:
-                return
+        while start < end:
+            size = min(self.accumulation * per_round, end - start)
             rounds = -(-size // per_round)  # the last update has as few as its rest needs
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))
@@ -162,7 +159,7 @@ class BatchListPlan:
 
     sizes: Sequence[int]
     ranks: int
-    accumulation: Accumulation = Accumulation()
+    accumulation: int = 1
 
     @property
     def num_batches(self) -> int:
@@ -177,10 +174,8 @@ class BatchListPlan:
             first += 1
         last = min(len(self.sizes), first + max(0, max_batches) * self.ranks)
         begin = first
-        for most in self.accumulation.sizes(first // self.ranks):
-            if begin >= last:
-                return
-            end = min(begin + most * self.ranks, last)
+        while begin < last:
+            end = min(begin + self.accumulation * self.ranks, last)
             borrowed = Cell(begins[begin], 0)
             cells = [Cell(begins[i], self.sizes[i]) if self.sizes[i] else borrowed for i in range(begin, end)]
             cells += [borrowed] * (-len(cells) % self.ranks)

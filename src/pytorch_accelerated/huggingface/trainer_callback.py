@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.progress import saved_lines, speed_in_words
+from pytorch_accelerated.callbacks.progress import saved_line, speed_in_words
 from pytorch_accelerated.errors import CallbackSetupError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
@@ -30,7 +30,6 @@ from pytorch_accelerated.record.text import (
     format_count,
     format_duration,
     format_number,
-    printable,
     screen_columns,
     show,
 )
@@ -177,9 +176,6 @@ class ProgressCallback(TrainerCallback):
         self._started, self._saved, self._reason, self._skipped = time.perf_counter(), None, "", 0
         self._first_step = state.global_step
         self._history, self._table, self._row = LoggedHistory(state.log_history), GrowingTable(MINOR_COLUMNS), {}
-        earlier = (name for entry in state.log_history for name in entry if not is_summary(entry))
-        if names := dict.fromkeys(_SHORT_NAMES.get(name, name) for name in earlier):
-            self._table.expect("epoch", ["step", *(name for name in names if not is_about_the_run(name))])
         self._page, self._watched = new_page(MINOR_COLUMNS), _watched(args)
         options = {"done": state.global_step, "unit": "steps", "read_facts": lambda: _facts(state)}
         self._begin("training", state.max_steps, **options)
@@ -255,12 +251,12 @@ class ProgressCallback(TrainerCallback):
         facts += [] if speed is None else [speed_in_words(speed)]
         left_out = sum(int(entry.get("non_finite_losses", 0)) for entry in state.log_history)
         facts += [f"{format_count(left_out, 'loss', 'losses')} left out as not finite"] if left_out else []
-        lines = [folded(line) for line in (f"{word} {done} in {duration}{reason}", ", ".join(facts)) if line]
         saved = {} if self._saved is None else {str(self._saved): "last checkpoint"}
         if state.best_model_checkpoint is not None:
             saved = {**saved, str(state.best_model_checkpoint): "best model"}
-        lines += map(printable, saved_lines({path: what for path, what in saved.items() if Path(path).is_dir()}))
-        show("\n".join(lines))
+        places = saved_line({path: what for path, what in saved.items() if Path(path).is_dir()})
+        lines = (f"{word} {done} in {duration}{reason}", ", ".join(facts), places)
+        show("\n".join(folded(line) for line in lines if line))
 
     def note_end(self, reason: str, skipped_updates: int) -> None:
         """Note how the run ended, for the summary."""

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.plotting import plot_runs
-from pytorch_accelerated.record.step_records import StepHistory, records_of, table_of
+from pytorch_accelerated.record.step_records import (
+    EpochTiming,
+    SlowRank,
+    StepRecord,
+    records_of,
+    slow_rank_in,
+    table_of,
+)
 from pytorch_accelerated.record.text import format_number, table_of_rows
 from pytorch_accelerated.record.values import (
     MetricRecord,
@@ -36,9 +43,10 @@ if TYPE_CHECKING:
 _PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
 _SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_tokens_per_second")
 _STEP = ("grad_norm", "learning_rate")
+_UPDATES_OF_SLOW_RANK = 20
 
 
-class RunHistory(StepHistory, ABC):
+class RunHistory(ABC):
     """The metrics of a run. Subclass it to store them elsewhere than `InMemoryRunHistory` does.
 
     A subclass implements `get_metric_names`, `get_metric_values`, `get_latest_metric`, `update_metric` and `reset`,
@@ -72,7 +80,9 @@ class RunHistory(StepHistory, ABC):
         self._metric_records: list[MetricRecord] = []
         # The loop asks for latest and best values after each epoch; searching all records would take ever longer.
         self._extremes: dict[str, dict[str, MetricRecord]] = {}
-        self._forget_steps()
+        self._step_records: list[StepRecord] = []
+        self._step_read_positions: dict[str, int] = {}
+        self._timings: list[EpochTiming] = []
         self._read_positions: dict[str, int] = {}
         self.names_not_saved: set[str] = set()
         self.names_not_shown: set[str] = set()
@@ -180,6 +190,58 @@ class RunHistory(StepHistory, ABC):
         start = self._read_positions.get(reader, 0)
         self._read_positions[reader] = len(self._metric_records)
         return self._metric_records[start:]
+
+    @property
+    def step_records(self) -> Sequence[StepRecord]:
+        """What was measured within the training epochs, in the order of updates.
+
+        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
+        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
+        ``logging_steps``.
+        """
+        return tuple(self._step_records)
+
+    def add_step_record(self, record: StepRecord) -> None:
+        """Record what was measured over some updates. The loop does so."""
+        self._step_records.append(record)
+
+    def read_new_step_records(self, reader: str) -> list[StepRecord]:
+        """The step records added since the last call with this `reader`; see `RunHistory.read_new_records`.
+
+        Args:
+            reader: any name, for example the `state_key` of a callback.
+        """
+        start = self._step_read_positions.get(reader, 0)
+        self._step_read_positions[reader] = len(self._step_records)
+        return self._step_records[start:]
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank for which the others have waited at least 20 % of the time of the last epoch; None if there is none.
+
+        It is the same rank in both halves of the updates of that epoch, so no single delay is taken for one; if there
+        were fewer than 20, of the last 20 updates. The step records have the times.
+        """
+        records = self._step_records
+        last = records[-1].update if records else 0
+        before = max((record.update for record in records if record.epoch < records[-1].epoch), default=0)
+        before = min(before, last - _UPDATES_OF_SLOW_RANK)
+        if before < 0:
+            return None
+        middle = (before + last) // 2
+        first = [record for record in records if before < record.update <= middle]
+        second = [record for record in records if middle < record.update]
+        found = [slow_rank_in(part) for part in (first, second, first + second) if part]
+        return found[-1] if len({None if each is None else each.rank for each in found}) == 1 else None
+
+    @property
+    def timings(self) -> Sequence[EpochTiming]:
+        """How long the training epochs of this process took. They are not part of a saved state."""
+        return tuple(self._timings)
+
+    def add_timing(self, timing: EpochTiming) -> None:
+        """Record how long an epoch took."""
+        self._timings.append(timing)
 
     def delete_metric(self, name: str) -> None:
         """Forget all values of a metric.

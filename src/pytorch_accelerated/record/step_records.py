@@ -24,7 +24,6 @@ _UNKNOWN = -1
 _SECONDS_OF_SLOW_DATA = 1.0
 _SHARE_WORTH_WORKERS, _MOST_WORKERS = 0.1, 8
 _SHARE_OF_SLOW_RANK = 0.2  # of the time, in which the others wait for it
-_UPDATES_OF_SLOW_RANK = 20
 
 
 try:
@@ -114,7 +113,7 @@ class StepRecord(NamedTuple):
 
         Of a short record, that may be chance: `RunHistory.slow_rank` looks at more of them.
         """
-        return _slow_rank([self])
+        return slow_rank_in([self])
 
     def columns(self) -> dict[str, float]:
         """The values of the record as columns of a table, without those that are None, and without `ranks`.
@@ -132,7 +131,7 @@ class StepRecord(NamedTuple):
         return values
 
 
-def _slow_rank(records: Sequence[StepRecord]) -> SlowRank | None:
+def slow_rank_in(records: Sequence[StepRecord]) -> SlowRank | None:
     """The rank for which the others waited in all of `records` together, if that took long enough."""
     counts = {len(record.ranks) for record in records}
     if len(counts) != 1 or 0 in counts:
@@ -322,67 +321,6 @@ class Pace:
         """Record that the action happened after `updates`; the next one is due `between` updates later."""
         self._looked_at = self._clock()
         self._last, self._between, self._due = updates, between, updates + between
-
-
-class StepHistory:
-    """What a run measured within its epochs. `RunHistory` inherits it."""
-
-    def _forget_steps(self) -> None:
-        self._step_records: list[StepRecord] = []
-        self._step_read_positions: dict[str, int] = {}
-        self._timings: list[EpochTiming] = []
-
-    @property
-    def step_records(self) -> Sequence[StepRecord]:
-        """What was measured within the training epochs, in the order of updates.
-
-        They are added when losses are read: after each 64 updates of an epoch, at its end, and before an evaluation or
-        a save within it. `Trainer.train` says how many there are. The Hugging Face trainer makes none: it logs by
-        ``logging_steps``.
-        """
-        return tuple(self._step_records)
-
-    def add_step_record(self, record: StepRecord) -> None:
-        """Record what was measured over some updates. The loop does so."""
-        self._step_records.append(record)
-
-    def read_new_step_records(self, reader: str) -> list[StepRecord]:
-        """The step records added since the last call with this `reader`; see `RunHistory.read_new_records`.
-
-        Args:
-            reader: any name, for example the `state_key` of a callback.
-        """
-        start = self._step_read_positions.get(reader, 0)
-        self._step_read_positions[reader] = len(self._step_records)
-        return self._step_records[start:]
-
-    @property
-    def slow_rank(self) -> SlowRank | None:
-        """The rank for which the others have waited at least 20 % of the time of the last epoch; None if there is none.
-
-        It is the same rank in both halves of the updates of that epoch, so no single delay is taken for one; if there
-        were fewer than 20, of the last 20 updates. The step records have the times.
-        """
-        records = self._step_records
-        last = records[-1].update if records else 0
-        before = max((record.update for record in records if record.epoch < records[-1].epoch), default=0)
-        before = min(before, last - _UPDATES_OF_SLOW_RANK)
-        if before < 0:
-            return None
-        middle = (before + last) // 2
-        first = [record for record in records if before < record.update <= middle]
-        second = [record for record in records if middle < record.update]
-        found = [_slow_rank(part) for part in (first, second, first + second) if part]
-        return found[-1] if len({None if each is None else each.rank for each in found}) == 1 else None
-
-    @property
-    def timings(self) -> Sequence[EpochTiming]:
-        """How long the training epochs of this process took. They are not part of a saved state."""
-        return tuple(self._timings)
-
-    def add_timing(self, timing: EpochTiming) -> None:
-        """Record how long an epoch took."""
-        self._timings.append(timing)
 
 
 class _Mark(NamedTuple):

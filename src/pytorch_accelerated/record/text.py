@@ -228,16 +228,6 @@ class GrowingTable:
         names = {name: names[name] for name in widths}
         return "\n".join([*self._due_header(names, widths, _not_shown(left_out, columns)), _line(cells, widths)])
 
-    def expect(self, title: str, names: Iterable[str]) -> None:
-        """Give columns their place before the first row has them, so that the header need not be repeated for them.
-
-        Args:
-            title: the first column.
-            names: the others.
-        """
-        for name in (title, *map(printable, names)):
-            self._widen(name, 0, is_narrow=name == title)
-
     def _widen(self, name: str, width: int, *, is_narrow: bool) -> None:
         room = _MIN_COLUMNS if is_narrow or name in self._minor_names else _MIN_VALUE_COLUMNS
         self._value_widths[name] = max(self._value_widths.get(name, room), width)

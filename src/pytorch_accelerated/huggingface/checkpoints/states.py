@@ -168,7 +168,7 @@ class CheckpointStates(States):
             epochs=epochs,
             updates=updates,
             updates_in_epoch=rest,
-            batches_in_epoch=train.accumulation.batches(rest),
+            batches_in_epoch=rest * train.accumulation,
             samples_in_epoch=rest * per_update,
         )
 
