@@ -330,7 +330,7 @@ def test_folders_of_other_things_and_of_later_formats_are_not_opened(tmp_path: P
         with pytest.raises(InvalidCheckpointError, match="no predictions of format 1"):
             StoredPredictions(tmp_path / folder)
     for folder in ("", "missing"):
-        with pytest.raises(InvalidCheckpointError, match=r"no complete predictions.*`output_path`"):
+        with pytest.raises(InvalidCheckpointError, match="manifest.json"):
             StoredPredictions(tmp_path / folder)
 
 

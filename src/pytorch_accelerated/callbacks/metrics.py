@@ -56,13 +56,12 @@ class MetricsCallback(TrainerCallback):
     first are also recorded under these names. Put this callback before the callbacks that log.
 
     **Names** are accuracy, balanced_accuracy, precision, recall, f1, iou, auc, average_precision, mcc and
-    top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. Accuracy and metrics of numbers are computed here;
-    the others need torchmetrics. The loss function, shapes and dtypes tell the task, which is printed, and where they
-    leave two readings, an error shows them, and the argument that decides. Scores of 0 or 1/2 divide two classes:
-    logits or probabilities. Of two classes, precision, recall, f1, iou and average_precision belong to class 1;
-    of more, means over classes, each with the same weight. Targets of -100, or of the loss's `ignore_index`, do not
-    count. Of a causal language model of transformers with its own loss, the scores at a token are compared with the
-    next one.
+    top_5_accuracy of classes, and mae, mse, rmse and r2 of numbers. auc and average_precision need torchmetrics. The
+    loss function, shapes and dtypes tell the task, which is printed, and where they leave two readings, an error shows
+    them, and the argument that decides. Scores of 0 or 1/2 divide two classes: logits or probabilities. Of two classes,
+    precision, recall, f1, iou and average_precision belong to class 1; of more, means over classes, each with the same
+    weight. Targets of -100, or of the loss's `ignore_index`, do not count. Of a causal language model of transformers
+    with its own loss, the scores at a token are compared with the next one.
 
     **Functions** are called with (predictions, targets) of all samples of an evaluation, once, on rank 0: tensors in
     host memory, or nested containers of them, in the order of the dataset, from all ranks and batches, each sample

@@ -1,4 +1,4 @@
-"""Metrics by name over one pass: means, and metrics of numbers, are computed here; the others by torchmetrics."""
+"""Metrics by name over one pass, from counts of each class; those that need all scores are torchmetrics' own."""
 
 from __future__ import annotations
 
@@ -14,23 +14,13 @@ from pytorch_accelerated.errors import ConfigurationError, HookOutputError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.loss import widest_float
 
-_COMPUTED_HERE = ("accuracy", "mae", "mse", "rmse", "r2")
-# For each other name the class without its task, and whether it takes scores rather than classes.
-_OF_CLASSES = {
-    "balanced_accuracy": ("ConfusionMatrix", False),
-    "precision": ("Precision", False),
-    "recall": ("Recall", False),
-    "f1": ("F1Score", False),
-    "iou": ("JaccardIndex", False),
-    "auc": ("AUROC", True),
-    "average_precision": ("AveragePrecision", True),
-    "mcc": ("ConfusionMatrix", False),
-    "top_5_accuracy": ("Accuracy", True),
-}
-CLASS_NAMES = ("accuracy", *_OF_CLASSES)
+# Metrics that depend on the order of the scores only, and their classes in torchmetrics.
+_OF_RANKS = {"auc": "AUROC", "average_precision": "AveragePrecision"}
+CLASS_NAMES = (
+    *("accuracy", "balanced_accuracy", "precision", "recall", "f1", "iou"),
+    *(*_OF_RANKS, "mcc", "top_5_accuracy"),
+)
 NUMBER_NAMES = ("mae", "mse", "rmse", "r2")
-_AVERAGED = ("precision", "recall", "f1", "iou", "average_precision", "auc")
-_OF_RANKS = ("auc", "average_precision")  # their values depend on the order of the scores only
 # What torchmetrics leaves out. It would leave out the predictions of an ignored class, too; this is the number of none.
 _LEFT_OUT = -100
 
@@ -52,9 +42,9 @@ def check_names(names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"The metric {twice[0]!r} is there twice: leave one out.")
-    others = [name for name in names if name not in _COMPUTED_HERE]
-    if others and importlib.util.find_spec("torchmetrics") is None:
-        require("torchmetrics", needed_by=f"The metric {others[0]!r}")
+    of_ranks = [name for name in names if name in _OF_RANKS]
+    if of_ranks and importlib.util.find_spec("torchmetrics") is None:
+        require("torchmetrics", needed_by=f"The metric {of_ranks[0]!r}")
 
 
 class NamedMetrics:
@@ -77,7 +67,8 @@ class NamedMetrics:
         self._names, self._task, self._device, self._is_asked = list(names), task, device, asked.task is not None
         wrong = [name for name in names if (name in NUMBER_NAMES) != (task.kind == "regression")]
         if task.scores == "classes":
-            wrong += [name for name in names if name in _OF_CLASSES and (_OF_CLASSES[name][1] or task.kind != "binary")]
+            of_scores = (*_OF_RANKS, "top_5_accuracy")
+            wrong += [name for name in names if name in of_scores or (task.kind != "binary" and name != "accuracy")]
         if "top_5_accuracy" in names and (task.kind != "multiclass" or task.classes < 5):
             wrong.append("top_5_accuracy")
         if wrong:
@@ -89,15 +80,14 @@ class NamedMetrics:
                 f"The task is {task.words}, which has no {', '.join(dict.fromkeys(wrong))}. {remedy}, or say "
                 "what outputs and targets are: `task`, `predictions` and `targets` of MetricsCallback."
             )
-        of_torchmetrics = [name for name in names if name not in _COMPUTED_HERE]
         self._average = asked.average
-        made = {name: _metric_of_torchmetrics(name, task, asked) for name in of_torchmetrics}
+        made = {name: _metric_of_torchmetrics(name, task, asked) for name in names if name in _OF_RANKS}
         self.metrics: Any = torch.nn.ModuleDict(made).to(device)
         self._numbers = Numbers()
-        # Right answers, and answers that count.
-        self._sums = torch.zeros(2, dtype=torch.int64, device=device)
-        # How often each class, or label, is the target, and how often something else might have been.
-        self._support = torch.zeros(2, max(2, task.classes), dtype=torch.int64, device=device)
+        # For each class, or label: how often it was rightly found, was the target, was found, and could have been.
+        self._counts = torch.zeros(4, max(2, task.classes), dtype=torch.int64, device=device)
+        # How often the target was among the five highest scores.
+        self._among_five = torch.zeros(1, dtype=torch.int64, device=device)
         # Whether a score of the pass was outside of [0, 1]; a target no 0 or 1; a target no number of a class.
         self._seen = torch.zeros(3, dtype=torch.bool, device=device)
 
@@ -121,21 +111,24 @@ class NamedMetrics:
             self._seen[2] |= (counts & ~is_known).any()
             # A target that isn't known is an error at the end of the pass.
             targets = torch.where(is_known, targets, 0).masked_fill(~counts, _LEFT_OUT)
-            if any(name in _OF_RANKS for name in self._names):
-                self._note_support(targets, counts)
-        self._sums += torch.stack([((classes == targets) & counts).sum(), counts.sum()])
-        for name, metric in self.metrics.items():
-            if name in _OF_RANKS:
-                metric.update(*self._for_ranks(self._ranked(scores), targets))
-            else:
-                metric.update(self._ranked(scores) if _OF_CLASSES[name][1] else classes, targets)
+        else:  # nothing says how many classes there are: answers are right, which is class 1, or wrong
+            classes, targets = (classes == targets).long(), torch.ones_like(targets)
+        self._count(classes, targets, counts)
+        if "top_5_accuracy" in self._names:
+            self._among_five += (scores.topk(5, 1).indices == targets[:, None]).sum()
+        for metric in self.metrics.values():
+            metric.update(*self._for_ranks(self._ranked(scores), targets))
 
-    def _note_support(self, targets: torch.Tensor, counts: torch.Tensor) -> None:
+    def _count(self, classes: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
+        right = (classes == targets) & counts
         if self._task.kind == "labels":
-            self._support += torch.stack([((targets == 1) & counts).sum(0), counts.sum(0)])
-        else:
-            self._support[0].scatter_add_(0, torch.where(counts, targets, 0), counts.long())
-            self._support[1] += counts.sum()
+            is_target, is_found = counts & (targets == 1), counts & (classes == 1)
+            self._counts += torch.stack([each.sum(0) for each in (is_target & is_found, is_target, is_found, counts)])
+            return
+        size = self._counts.shape[1]
+        places, where = torch.cat([targets, targets + size, classes + 2 * size]), torch.cat([right, counts, counts])
+        self._counts.view(-1).scatter_add_(0, torch.where(where, places, 0), where.long())  # of one dimension: exact
+        self._counts[3] += counts.sum()
 
     def _for_ranks(self, ranked: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores and targets, in the form that the metric of `auc` or `average_precision` takes."""
@@ -162,13 +155,13 @@ class NamedMetrics:
 
     def state(self) -> dict[str, Any]:
         """What is known of the pass so far, in host memory."""
-        known = {"sums": self._sums, "support": self._support, "seen": self._seen}
+        known = {"counts": self._counts, "among_five": self._among_five, "seen": self._seen}
         return {**{name: each.cpu() for name, each in known.items()}, "numbers": self._numbers.state()}
 
     def add_state(self, state: Mapping[str, Any]) -> None:
         """Add what another process, or an earlier one, knows."""
-        self._sums += state["sums"].to(self._sums)
-        self._support += state["support"].to(self._support)
+        self._counts += state["counts"].to(self._counts)
+        self._among_five += state["among_five"].to(self._among_five)
         self._seen |= state["seen"].to(self._seen)
         self._numbers.merge(state["numbers"], self._device)
 
@@ -182,38 +175,53 @@ class NamedMetrics:
             values = self._numbers.values()
             return {name: values[name] for name in self._names}
         self._refuse_two_readings()
-        right, counting = self._sums.tolist()
-        found: dict[str, Any] = dict.fromkeys(self._names, math.nan)
-        if not counting:
-            return found
-        for name in self._names:
-            if name == "accuracy":
-                found[name] = right / counting
-            else:
-                value = self.metrics[name].compute()
-                found[name] = self._averaged(name, value) if name in _OF_RANKS else value
-                if name in _OF_CONFUSION:
-                    found[name] = _OF_CONFUSION[name](value)
-        return found
+        if not self._counts[3].any():
+            return dict.fromkeys(self._names, math.nan)
+        return {name: self._value(name) for name in self._names}
+
+    def _value(self, name: str) -> float:
+        """The value of one name, as scikit-learn defines it."""
+        if name in _OF_RANKS:
+            return self._averaged(name, self.metrics[name].compute())
+        right, truth, found, counting = self._counts.cpu().double()
+        is_of_labels = self._task.kind == "labels"
+        if is_of_labels:  # for each label two classes: not there, and there
+            absent = counting - truth - found + right
+            pairs = (absent, right), (counting - truth, truth), (counting - found, found)
+            right, truth, found = (torch.stack(pair, 1) for pair in pairs)
+        else:
+            right, truth, found = right[None], truth[None], found[None]
+        if name == "accuracy":
+            return float(right.sum() / truth.sum())
+        if name == "top_5_accuracy":
+            return float(self._among_five.cpu() / truth.sum())
+        if name == "balanced_accuracy":  # the mean recall of the classes that are there; of labels, the mean over them
+            return float((right / truth).nanmean(-1).nanmean())
+        if name == "mcc":
+            return float(correlation(right, truth, found).mean())
+        if is_of_labels or (self._task.kind == "binary" and self._average is None):
+            right, truth, found = right[:, 1], truth[:, 1], found[:, 1]
+        if self._average == "micro":
+            right, truth, found = right.sum(), truth.sum(), found.sum()
+        whole = {"precision": found, "recall": truth, "f1": (truth + found) / 2, "iou": truth + found - right}[name]
+        # Classes that are neither there nor found have no part in a mean; labels always have.
+        part = truth if self._average == "weighted" else (truth + found > 0) | is_of_labels
+        values = torch.where(whole > 0, right / whole, 0.0) * part
+        return float(values.sum() / part.sum()) if part.any() else 0.0
 
     def _averaged(self, name: str, values: torch.Tensor) -> float:
-        """One value from the values of the classes, as scikit-learn defines it.
+        """One value from the values of the classes.
 
         Where a class is missing among the targets, or is the only one, its area is not defined, and so is the mean. The
         average precision of a missing class is 0. Weighted means leave missing classes out.
         """
-        support, counting = (each.double().cpu() for each in self._support)
-        if values.ndim == 0:  # of all classes together, or of the class 1
-            is_micro = self._average == "micro"
-            positives, rows = (each.sum() if is_micro else each[1] for each in (support, counting))
-            if name == "auc" and positives in (0, rows):
-                return math.nan
-            return float(values) if positives else 0.0
-        values = values.double().cpu()
-        if name == "auc":
-            values = torch.where((support == 0) | (support == counting), math.nan, values)
-        else:
-            values = torch.where(support == 0, 0.0, values)
+        _, support, _, counting = self._counts.cpu().double()
+        if self._average == "micro":
+            support, counting = support.sum(), counting.sum()
+        elif values.ndim == 0:  # of the class 1
+            support, counting = support[1], counting[1]
+        is_undefined = (support == 0) | (support == counting) if name == "auc" else support == 0
+        values = torch.where(is_undefined, math.nan if name == "auc" else 0.0, values.cpu().double())
         if self._average != "weighted":
             return float(values.mean())
         there = support > 0
@@ -248,19 +256,14 @@ class NamedMetrics:
 
 def _metric_of_torchmetrics(name: str, task: Task, asked: Asked) -> Any:
     torchmetrics = require("torchmetrics", needed_by=f"The metric {name!r}")
-    kind, _ = _OF_CLASSES[name]
-    arguments: dict[str, Any] = {"ignore_index": _LEFT_OUT, "validate_args": False}
-    of_task = {"labels": "multilabel"}.get(task.kind, task.kind)
-    if name in _OF_RANKS and asked.average == "micro":
+    of_task, classes = {"labels": "multilabel"}.get(task.kind, task.kind), task.classes
+    if asked.average == "micro":
         of_task = "binary"
-    elif of_task == "binary" and name in _AVERAGED and asked.average is not None:
-        of_task = "multiclass"  # each of the two counts
-    if name in _AVERAGED:
-        arguments["average"] = "none" if name in _OF_RANKS else asked.average or "macro"
-    if name == "top_5_accuracy":
-        arguments |= {"top_k": 5, "average": "micro"}
-    classes = 2 if task.kind == "binary" else task.classes
-    return getattr(torchmetrics, kind)(of_task, num_classes=classes, num_labels=classes, **arguments)
+    elif task.kind == "binary" and asked.average is not None:
+        of_task, classes = "multiclass", 2  # each of the two counts
+    sizes = {"num_classes": classes, "num_labels": classes}
+    settings: dict[str, Any] = {"average": "none", "ignore_index": _LEFT_OUT, "validate_args": False}
+    return getattr(torchmetrics, _OF_RANKS[name])(of_task, **sizes, **settings)
 
 
 class Numbers:
@@ -322,34 +325,17 @@ class Numbers:
         }
 
 
-def balanced(confusion: torch.Tensor) -> torch.Tensor:
-    """Balanced accuracy: the mean recall of the classes that are there; with labels, the mean over labels.
-
-    Args:
-        confusion: [classes, classes] or [labels, 2, 2], rows: truth.
-    """
-    rows = confusion.double()
-    support = rows.sum(-1)
-    recall = rows.diagonal(dim1=-2, dim2=-1) / support
-    per_label = torch.where(support > 0, recall, torch.nan).nanmean(-1)
-    return per_label.nanmean()
-
-
-def correlation(confusion: torch.Tensor) -> torch.Tensor:
-    """Matthews' correlation coefficient, by Gorodkin (2004) for any number of classes; of labels, the mean over them.
+def correlation(right: torch.Tensor, truth: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Matthews' correlation coefficient, by Gorodkin (2004) for any number of classes.
 
     0 if all of one side are of one class, as in scikit-learn.
 
     Args:
-        confusion: as in `balanced`.
+        right: how often each class was rightly found: [..., classes].
+        truth: how often it was the target.
+        found: how often it was found.
     """
-    if confusion.ndim == 3:
-        return torch.stack([correlation(each) for each in confusion]).mean()
-    rows = confusion.double()
-    total, truth, found = rows.sum(), rows.sum(1), rows.sum(0)
-    covariance = rows.trace() * total - truth @ found
-    spread = (total**2 - truth @ truth).sqrt() * (total**2 - found @ found).sqrt()
-    return covariance / spread if spread else torch.zeros_like(covariance)
-
-
-_OF_CONFUSION = {"balanced_accuracy": balanced, "mcc": correlation}
+    total = truth.sum(-1)
+    covariance = right.sum(-1) * total - (truth * found).sum(-1)
+    spread = (total**2 - truth.square().sum(-1)).sqrt() * (total**2 - found.square().sum(-1)).sqrt()
+    return torch.where(spread > 0, covariance / spread, 0.0)

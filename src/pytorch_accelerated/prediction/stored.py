@@ -42,8 +42,8 @@ from pytorch_accelerated.prediction.collecting import (
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.record.text import format_numbers, table_of_rows
 from pytorch_accelerated.states.codec import DTYPE_NAMES, chunks
-from pytorch_accelerated.states.disk import is_file, resolved
-from pytorch_accelerated.states.layout import MANIFEST_NAME, PREDICTIONS_FORMAT, FileEntry
+from pytorch_accelerated.states.disk import resolved
+from pytorch_accelerated.states.layout import PREDICTIONS_FORMAT, FileEntry
 from pytorch_accelerated.states.publish import StagedFolder, begin, explained
 from pytorch_accelerated.states.state_folder import read_file_of_tensors
 from pytorch_accelerated.states.verify import check_file, read_manifest
@@ -142,10 +142,6 @@ class StoredPredictions:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        if not is_file(self.path / MANIFEST_NAME):
-            raise InvalidCheckpointError(
-                f"{self.path} holds no complete predictions. Pass the `output_path` of `Trainer.predict`."
-            )
         manifest = read_manifest(self.path)
         if manifest.facts.get(PREDICTIONS_FORMAT) != _VERSION:
             raise InvalidCheckpointError(
