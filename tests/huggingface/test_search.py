@@ -1,4 +1,4 @@
-"""The search for arguments, and optimizers by name that are several, or have modes."""
+"""The search for arguments, and optimizers by name that have modes."""
 
 from pathlib import Path
 from typing import Any
@@ -85,20 +85,6 @@ class Deep(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         outputs = self.layers(x)
         return (outputs,) if labels is None else (((outputs - labels) ** 2).mean(), outputs)
-
-
-def test_muon_has_the_hidden_matrices_and_adamw_the_rest(tmp_path: Path) -> None:
-    model = Deep()
-    trainer = make_trainer(tmp_path, parts={"model": model}, optim="muon", save_strategy="epoch", num_train_epochs=2)
-    trainer.train()
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    hidden = [each for group in optimizer["muon"].param_groups for each in group["params"]]
-    assert [id(each) for each in hidden] == [id(model.layers[0].weight), id(model.layers[2].weight)]
-    assert len(optimizer.state_dict()["state"]) == 6
-    resumed = make_trainer(tmp_path / "again", parts={"model": Deep()}, optim="muon", num_train_epochs=2)
-    resumed.train(resume_from_checkpoint=str(sorted(tmp_path.glob("checkpoint-*"))[0]))
-    for name, value in model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("optim", [f"schedule_free_{name}" for name in some(("adamw",), ("adamw", "sgd", "radam"))])

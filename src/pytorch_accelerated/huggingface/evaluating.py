@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,21 +22,22 @@ ComputeMetrics = Callable[..., Mapping[str, Any]]
 _LOSSES_AT_ONCE = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluatedBatch:
-    """The results of one batch: its number of rows, the mean loss, and what there is of the other three.
+class EvaluatedBatch(NamedTuple):
+    """The results of one batch.
 
-    `items` is what the loss is the mean of, if not the rows. `of_all` has the results of all ranks, to compute metrics
-    of the batch.
+    Attributes:
+        items: what the loss is the mean of.
+        loss: None without labels.
+        rows: the number of rows.
+        parts: arguments of an `EvalPrediction`, each None if the batch doesn't have it; empty if only the loss counts.
+        parts_of_all: the same for the batches of all ranks, to compute metrics of them.
     """
 
-    size: int
-    loss: Any = None
-    logits: Any = None
-    labels: Any = None
-    inputs: Any = None
-    items: Any = None
-    of_all: EvaluatedBatch | None = None
+    items: Any
+    loss: Any
+    rows: int
+    parts: dict[str, Any] = {}
+    parts_of_all: dict[str, Any] = {}
 
 
 @dataclasses.dataclass
@@ -49,7 +50,6 @@ class EvaluationCollector:
 
     ranks: Ranks
     args: TrainingArguments
-    prediction_loss_only: bool
     compute_metrics: ComputeMetrics | None
     prefix: str
     keeps_rows: bool = True
@@ -64,25 +64,18 @@ class EvaluationCollector:
         self._waiting: EvalPrediction | None = None  # the last batch must be known as such
 
     def add(self, start: int, batch: EvaluatedBatch, samples: int | None = None) -> None:
-        self._num_samples += batch.size
+        self._num_samples += batch.rows
         if batch.loss is not None:
-            self._losses.update(batch.loss, batch.size if batch.items is None else batch.items)
+            self._losses.update(batch.loss, batch.items)
             self._number_of_losses += 1
             if self._number_of_losses % _LOSSES_AT_ONCE == 0:
                 self._losses.read()
-        if self.prediction_loss_only:
-            return
-        if self.keeps_rows:
-            rows = self._rows_of(batch)
-            self._rows.add(start, {name: value for name, value in rows.items() if value is not None})
-        if self._computes_by_batch and batch.logits is not None and batch.labels is not None:
+        if self.keeps_rows and batch.parts:
+            self._rows.add(start, {name: value for name, value in batch.parts.items() if value is not None})
+        has_both = batch.parts.get("predictions") is not None and batch.parts.get("label_ids") is not None
+        if self._computes_by_batch and has_both:
             self._compute_waiting(compute_result=False)
-            self._waiting = EvalPrediction(**self._rows_of(batch.of_all or batch))
-
-    def _rows_of(self, batch: EvaluatedBatch) -> dict[str, Any]:
-        keeps_losses = "loss" in self.args.include_for_metrics and batch.loss is not None
-        losses = batch.loss.expand(batch.size) if keeps_losses else None
-        return {"predictions": batch.logits, "label_ids": batch.labels, "inputs": batch.inputs, "losses": losses}
+            self._waiting = EvalPrediction(**batch.parts_of_all)
 
     def finish(self) -> EvalLoopOutput:
         """Join the rows and compute the metrics. Must be called by all ranks."""

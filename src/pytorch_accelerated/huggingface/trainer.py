@@ -6,7 +6,6 @@ native trainer behind it and reports the events of a run to `engine/training.py`
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -414,7 +413,6 @@ class Trainer(TrainerHooks):
         collector = evaluating.EvaluationCollector(
             self._engine.ranks,
             self.args,
-            prediction_loss_only=loss_only,
             compute_metrics=self.compute_metrics,
             prefix=metric_key_prefix,
             keeps_rows=description == "Prediction" or not self.args.batch_eval_metrics,
@@ -749,17 +747,20 @@ def _evaluated(
     size = trainer._engine._batch_samples or evaluating.rows_in(batch)
     # Like transformers, losses of batches are weighted by rows, unless the user says what an item is.
     items = None if is_ours(trainer.count_items) else trainer.count_items(batch)
+    items = size if items is None else items
     if prediction_loss_only:
-        return evaluating.EvaluatedBatch(size, loss, items=items)
+        return evaluating.EvaluatedBatch(items, loss, size)
     if trainer.preprocess_logits_for_metrics is not None and logits is not None:
         logits = trainer.preprocess_logits_for_metrics(logits, labels)
-    keeps_inputs = "inputs" in trainer.args.include_for_metrics
-    inputs = evaluating.inputs_for_metrics(batch, knowledge.main_input_name(trainer.model)) if keeps_inputs else None
-    batch_of_all = own = evaluating.EvaluatedBatch(size, loss, logits, labels, inputs, items)
-    if trainer.args.batch_eval_metrics and trainer.args.world_size > 1:
-        gathered = (trainer._nested_gather(getattr(own, name), name) for name in ("logits", "labels", "inputs"))
-        batch_of_all = evaluating.EvaluatedBatch(size, loss, *gathered)
-    return dataclasses.replace(own, of_all=batch_of_all)
+    args, inputs = trainer.args, None
+    if "inputs" in args.include_for_metrics:
+        inputs = evaluating.inputs_for_metrics(batch, knowledge.main_input_name(trainer.model))
+    losses = loss.expand(size) if "loss" in args.include_for_metrics and loss is not None else None
+    parts = of_all = {"predictions": logits, "label_ids": labels, "inputs": inputs, "losses": losses}
+    if args.batch_eval_metrics and args.world_size > 1:
+        names = {"predictions": "logits", "label_ids": "labels", "inputs": "inputs"}
+        of_all = {**parts, **{part: trainer._nested_gather(parts[part], name) for part, name in names.items()}}
+    return evaluating.EvaluatedBatch(items, loss, size, parts, of_all)
 
 
 def _measured_loop(

@@ -91,7 +91,6 @@ class OptimizerNames(_Word):
     PAGED_LION = "paged_lion_32bit"
     PAGED_LION_8BIT = "paged_lion_8bit"
     RMSPROP = "rmsprop"
-    MUON = "muon"
     SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
     SCHEDULE_FREE_RADAM = "schedule_free_radam"
     SCHEDULE_FREE_SGD = "schedule_free_sgd"

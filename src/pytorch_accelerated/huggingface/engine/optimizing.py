@@ -40,7 +40,7 @@ def get_optimizer_cls_and_kwargs(
     name, given = OptimizerNames(args.optim), _parsed(args.optim_args) if args.optim_args else {}
     adam: dict[str, Any] = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if name not in _OF_TORCH:
-        return extras().class_and_arguments(args, name.value, model, adam, given)  # type: ignore[no-any-return]
+        return extras().class_and_arguments(args, name.value, adam, given)  # type: ignore[no-any-return]
     kind, takes_adams, others = _OF_TORCH[name]
     return kind, {"lr": args.learning_rate, **(adam if takes_adams else {}), **others, **given}
 
