@@ -104,9 +104,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     other = make_trainer(tmp_path)
     for use in (other._load_from_checkpoint, other.train):
-        with pytest.raises(
-            InvalidCheckpointError, match=r"saved again since .* in multiple files.* delete manifest.json"
-        ):
+        with pytest.raises(InvalidCheckpointError, match=r"model\.safetensors"):  # which the manifest lists
             use(str(folder))
     (folder / "manifest.json").unlink()
     other._load_from_checkpoint(str(folder))

@@ -26,7 +26,7 @@ from pytorch_accelerated.huggingface.training_args import TrainingArguments
 from pytorch_accelerated.ranks.sharding import has_shards, is_sharded, own_part, whole
 from pytorch_accelerated.states.codec import chunks, encode, read_tensors
 from pytorch_accelerated.states.disk import explained_reading, is_file
-from pytorch_accelerated.states.layout import MANIFEST_NAME, SHARDS_NAME, Manifest
+from pytorch_accelerated.states.layout import MANIFEST_NAME, SHARDS_NAME
 from pytorch_accelerated.states.optimizers import OPTIMIZER_FILE
 from pytorch_accelerated.states.portable import load_portable, save_portable
 from pytorch_accelerated.states.publish import make_folders, write_whole
@@ -215,23 +215,11 @@ def _holds_weights_alone(folder: Path) -> bool:
 def _check(folder: Path) -> None:
     """Compare the files that a resume reads with the manifest."""
     manifest = read_manifest(folder)
-    _refuse_new_shards(folder, manifest)
     parts = part_names(manifest)
     suffixes = (".safetensors", ".bin") if _RUN_PART in parts else (".safetensors", ".bin", ".pt", ".pth")
     read = {TRAINER_STATE_NAME, SHARDS_NAME, INDEX_NAME, OPTIMIZER_NAME, *(f"{part}.json" for part in parts)}
     names = {entry.name for entry in manifest.files} - {TRAINING_ARGS_NAME}
     verify(folder, {name for name in names if name in read or name.endswith(suffixes)})
-
-
-def _refuse_new_shards(folder: Path, manifest: Manifest) -> None:
-    """Refuse a checkpoint in which somebody has replaced the file of the weights by several ones."""
-    is_listed = any(entry.name == WEIGHTS_NAME for entry in manifest.files)
-    if is_listed and is_file(folder / INDEX_NAME) and not is_file(folder / WEIGHTS_NAME):
-        raise InvalidCheckpointError(
-            f"The weights in {folder} were saved again since the run wrote them, in multiple files: {WEIGHTS_NAME} is "
-            f"gone. To resume with the new ones, delete {MANIFEST_NAME} there, and give this path: the other files are "
-            "then read as in a checkpoint of transformers."
-        )
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -252,7 +240,6 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             load_canonical(model, weights_in(folder, model))
         return
     manifest = read_manifest(folder)
-    _refuse_new_shards(folder, manifest)
     part = next((part for part in ("model", TRAINING_WEIGHTS) if part in part_names(manifest)), None)
     weights = {} if part is None else read_state(folder, [part])[1][part]
     if part != "model":
