@@ -319,8 +319,9 @@ def reporting_callbacks(report_to: Sequence[str]) -> list[Any]:
         MissingDependencyError: if the package of a tracker is not installed, or `transformers` for one that only it has
             a callback for.
     """
-    ours = [name for name in report_to if name in TRACKERS]
-    callbacks: list[Any] = _trackers().callbacks_for(ours) if ours else []
+    callbacks: list[Any] = [_trackers().TensorBoardCallback] if "tensorboard" in report_to else []
+    if together := [name for name in report_to if name in TRACKERS and name != "tensorboard"]:
+        callbacks.append(_trackers().ReportingCallback(together))
     for name in report_to:
         if name not in TRACKERS:
             integrations = require("transformers.integrations", needed_by=f"report_to={name!r}")

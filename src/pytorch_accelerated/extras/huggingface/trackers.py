@@ -190,10 +190,3 @@ class ReportingCallback(Recorder):
             records, self._records = self._records, None
             for location in records.finish(outcome):
                 show(folded(f"Logged to {location}"))
-
-
-def callbacks_for(trackers: Sequence[str]) -> list[Any]:
-    """The callbacks, or their classes, that log to these trackers."""
-    others = [name for name in trackers if name != "tensorboard"]
-    callbacks: list[Any] = [TensorBoardCallback] if "tensorboard" in trackers else []
-    return [*callbacks, ReportingCallback(others)] if others else callbacks

@@ -162,6 +162,18 @@ class Engine(NativeTrainer):
             face.lr_scheduler = deepspeed().schedule_of(face, self.optimizer)
         return face.lr_scheduler  # made with the optimizer
 
+    def training_run_start(self) -> None:
+        self.training.begin()
+
+    def train_epoch_start(self) -> None:
+        self._face.callback_handler.fire("on_epoch_begin", self._face)
+
+    def train_epoch_end(self) -> None:
+        self.training.end_part("on_epoch_end")
+
+    def training_run_end(self) -> None:
+        self.training.end()
+
     def calculate_predict_batch_outputs(self, batch: Any) -> Any:
         assert self._evaluate_batch is not None
         return self._evaluate_batch(batch)
@@ -203,19 +215,10 @@ class Engine(NativeTrainer):
 
 
 class _NativeEvents(TrainerCallback):
-    """Translates the events of the native run, after everything that belongs to them."""
+    """Translates the events of the native run that have no hook."""
 
     def __init__(self, face: Trainer) -> None:
         self._face = face
-
-    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        trainer.training.begin()
-
-    def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        self._face.callback_handler.fire("on_epoch_begin", self._face)
-
-    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        trainer.training.end_part("on_epoch_end")
 
     def on_prediction_step_end(self, trainer: Any, **kwargs: Any) -> None:
         self._face.callback_handler.fire("on_prediction_step", self._face)
@@ -223,9 +226,6 @@ class _NativeEvents(TrainerCallback):
     def on_stop_training_error(self, trainer: Any, reason: str = "", **kwargs: Any) -> None:
         if trainer.training is not None:  # else an evaluation was stopped before any training
             trainer.training.stop_early(reason)
-
-    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        trainer.training.end()
 
     def on_exception(self, trainer: Any, **kwargs: Any) -> None:
         self._face.callback_handler.close_displays()
