@@ -48,7 +48,7 @@ options = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(f
 for reason, given in (
     ("a rank gets none of the last 1 rows", {"train_dataset": TensorDataset(*data(8 * trainer._ranks.count + 1))}),
     ("outside of the model", {"optimizer": lambda parameters: torch.optim.SGD([*parameters, outside], 0.1)}),
-    ("MULTI_CPU with find_unused_parameters", {"accelerator": options}),
+    ("MULTI_CPU find_unused_parameters", {"accelerator": options}),
 ):
     trainer, arguments = run(**given)
     with pytest.raises(ConfigurationError, match=reason):

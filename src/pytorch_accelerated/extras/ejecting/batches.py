@@ -67,13 +67,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        own: OwnCode,
-        arguments: Mapping[str, Any],
-        settings: TrainSettings,
-        kind: str,
-        face: Mapping[str, Any],
+        self, trainer: Trainer, own: OwnCode, arguments: Mapping[str, Any], settings: TrainSettings, kind: str
     ) -> None:
         self._kind, self._dataset = kind, arguments[f"{kind}_dataset"]
         loader = dict(arguments.get(f"{kind}_dataloader_kwargs") or {})
@@ -108,8 +102,8 @@ class Batches:
         self.batch = self._source(arrays)
         if trainer.device.type != "cpu":
             self.batch = f"to_device({self.batch})"
-        self._is_face = bool(face)
-        self._counts_labels = bool(face.get("counts_labels")) and "labels" in self._sample
+        self._records_updates = kind == "train" and "is_face" in arguments
+        self._counts_labels = arguments.get("counts_labels", False) and "labels" in self._sample
         self._choose_loss(trainer, own)
 
     def _source(self, arrays: Any) -> str:
@@ -172,13 +166,11 @@ class Batches:
 
     def sum_up(self, steps: int, *, is_cut: bool) -> None:
         """Choose how losses are recorded, and their mean; an update has `steps` batches, and an epoch may be cut."""
-        per_update = self._is_face and self._kind == "train"
-        piece, loss = _BATCHES_READ_AT_ONCE * (1 if per_update else steps), f"{self.loss}.item()"
-        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut or self._ranks > 1 or per_update
+        piece, loss = _BATCHES_READ_AT_ONCE * (1 if self._records_updates else steps), f"{self.loss}.item()"
+        has_pieces = self.items != f"len({self.each})" or self.count > piece or is_cut or self._ranks > 1
         self.recorded = f"({loss}, {self.items})" if has_pieces else f"{loss} * {self.items}"
-        self.lacking = self.items if per_update else "losses[-1][1]"
-        if per_update:  # a loss that isn't finite is left out of the mean
-            recorded = "loss_of_update" if steps > 1 else self.loss
+        if self._records_updates:  # but for losses that aren't finite
+            has_pieces, recorded = True, "loss_of_update" if steps > 1 else self.loss
             self.recorded = f"({recorded}.item(), {recorded}.isfinite().item())"
         whole = "order" if self._kind == "train" else "dataset"
         share = "count / total" if self.is_counted else f"len({self.each}) / len(update)"

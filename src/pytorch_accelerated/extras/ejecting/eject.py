@@ -58,10 +58,6 @@ _ONLOOKERS = (
     *("LearningRateMonitorCallback", "ReportCallback", "ResultCallback", "TrackerCallback", "ProfilerCallback"),
     "LossSpikeCallback",
 )
-# What only the run of a Hugging Face trainer has.
-_OF_FACE = (
-    *("collator", "columns", "decay", "first_seed", "height", "is_face", "optimizer_made", "skips_first", "warmup"),
-)
 _METRICS = {"train_loss_epoch": "train_loss", "eval_loss_epoch": "eval_loss"}
 _SETTINGS = {
     *("num_epochs", "per_device_batch_size", "eval_per_device_batch_size", "max_num_train_steps"),
@@ -81,7 +77,9 @@ _IMPORTS = (
 
 def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any], face: Mapping[str, Any]) -> Path:
     """The file that `Trainer.eject` has written; `face` has the facts that a Hugging Face trainer adds."""
-    path = Path(path)
+    path, ranks = Path(path), trainer.run_context.parts.ranks
+    if ranks.do_on_first(path.exists):
+        raise ConfigurationError(f"{path} exists. Give another name, or delete it first.")
     facts = _Facts(_facts_of(trainer, arguments, face), module=path.stem, version=pytorch_accelerated.__version__)
     head, _, body = "\n".join(facts.kept(_TEMPLATE.read_text(encoding="utf-8").splitlines())).partition("$imports")
     body = _used(_Text(body).safe_substitute(facts).split("\n\n\n"))
@@ -89,14 +87,8 @@ def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any], face
     facts["parameters"] = ", ".join(name for name in dict.fromkeys(facts["may_be_given"]) if name in words)
     lines = {line for line in _IMPORTS if line.split()[-1] in words} | facts["imports"]
     text = f"{_Text(head).substitute(facts)}{_sorted(lines)}{body.replace('$parameters', facts['parameters'])}\n"
-    trainer.run_context.parts.ranks.do_on_first(lambda: _write(path, text))
+    ranks.do_on_first(lambda: write_whole(path, [text.encode()]))
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    if path.exists():
-        raise ConfigurationError(f"{path} exists. Give another name, or delete it first.")
-    write_whole(path, [text.encode()])
 
 
 def _used(blocks: list[str]) -> str:
@@ -128,14 +120,11 @@ class _Text(string.Template):
 
 
 class _Facts(dict[str, Any]):
-    """What the template says about a run, by name; attributes of a fact as ``fact.attribute``."""
+    """What the template says about a run, by name, and attributes of a fact as ``fact.attribute``; None for others."""
 
     def __missing__(self, name: str) -> Any:
         fact, dot, attributes = name.partition(".")
-        if not dot:
-            raise KeyError(name)
-        fact = self[fact]
-        return None if fact is None else operator.attrgetter(attributes)(fact)
+        return operator.attrgetter(attributes)(self[fact]) if dot and self[fact] is not None else None
 
     def kept(self, lines: Iterable[str]) -> Iterable[str]:
         """The lines whose conditions hold: `# if FACT or FACT`, `# else` and `# end`, which may nest."""
@@ -162,9 +151,10 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any], face: Mapping[str,
     """
     own = OwnCode(trainer)
     settings = _settings_of(trainer, arguments)
-    train, evaluation = Batches(trainer, own, arguments, settings, "train", face), None
+    given = {**arguments, **face}
+    train, evaluation = Batches(trainer, own, given, settings, "train"), None
     if arguments.get("eval_dataset") is not None:
-        evaluation = Batches(trainer, own, arguments, settings, "eval", face)
+        evaluation = Batches(trainer, own, given, settings, "eval")
     config, is_cut = _config_of(settings, train, evaluation)
     train.sum_up(settings.gradient_accumulation_steps, is_cut=is_cut)
     if evaluation is not None:
@@ -196,7 +186,6 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any], face: Mapping[str,
         "has_gradients": any(each.grad is not None for each in trainer.model.parameters()),
         "imports": own.imports | optimizing["imports"],
         "losses": " + ".join(losses),
-        "indent": "    " * (ranks > 1),
         "ranks": ranks if ranks > 1 else None,
         "hooks_have_model": ranks > 1 and "model" in own.values,
         "save": "save_once" if ranks > 1 else "torch.save",
@@ -209,7 +198,7 @@ def _facts_of(trainer: Trainer, arguments: Mapping[str, Any], face: Mapping[str,
         "settings": settings,
         "train": train,
         "trainer": trainer,
-        **dict.fromkeys(_OF_FACE),
+        "parameters": "$parameters",  # they are known as soon as the rest of the script is
         **face,
         "left_out": f"\n{left}" if left_out else "",
     }
@@ -244,8 +233,7 @@ def _refuse_ranks(trainer: Trainer) -> None:
     kind, handler = accelerator.distributed_type.value, accelerator.ddp_handler
     options = handler.to_kwargs().keys() - {"gradient_as_bucket_view"} if handler else ()  # that one changes no bit
     if kind != "MULTI_CPU" or options:
-        shown = f"{kind}{' with ' * bool(options)}{', '.join(options)}"
-        raise refused(f"{accelerator.num_processes} processes train by {shown}", "Let them train by DDP on CPUs.")
+        raise refused(f"processes train by {kind} {' '.join(options)}", "Let them train by DDP on CPUs, as usual.")
     trained = {id(each) for group in trainer.optimizer.param_groups for each in group["params"]}
     if trained - {id(each) for each in trainer.model.parameters()}:
         raise refused("DDP doesn't join the gradients of parameters outside of the model", "Put them into it.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TAKEN = re.compile(
     "_.*|output_dir|do_.*|per_device_.*|gradient_accumulation_steps|num_train_epochs|max_steps|seed|data_seed|optim|"
     "optim_args|learning_rate|weight_decay|adam_.*|max_grad_norm|lr_scheduler_type|warmup_steps|bf16|use_cpu|"
-    "remove_unused_columns|train_sampling_strategy|dataloader_.*|log.*|report_to|run_name|project|disable_tqdm|"
+    "remove_unused_columns|train_sampling_strategy|dataloader_.*|log(?!ging_nan).*|report_to|run_name|project|disable_tqdm|"
     "skip_memory_metrics|eval_strategy|eval_steps|save_.*|include_.*|ignore_data_skip|ddp_.*"
 )
 # How the rate falls after the warmup, with the share of the run that is done.
