@@ -62,8 +62,8 @@ class TrainerTools(TrainerHooks):
             train_dataset: the training data; or
             batch: a batch as a loader would yield it.
             depth: levels of modules to list.
-            processes: also compute what the run would be on that many: rows and updates, bytes sent, memory of a rank
-                with and without sharding, and with `create_scheduler_fn` and `num_epochs` the learning rates.
+            processes: also compute what the run would be on that many: rows and updates, bytes sent, and memory of a
+                rank with and without sharding.
             train_arguments: arguments of `train` that say how to update: batch size, accumulation, clipping, loaders.
 
         Returns:

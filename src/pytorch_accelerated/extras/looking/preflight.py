@@ -178,7 +178,8 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
             metric_names, batch = tuple(trainer.run_history.get_metric_names()), one_update.batch
             doubt = one_update.doubt
             loaders = trainer.run_context.parts.loaders
-            shared = ranks.do_on_first(lambda: _shared(loaders.train, loaders.eval))
+            pair = None if loaders.eval is None else (loaders.train.source, loaders.eval.source)
+            shared = ranks.do_on_first(lambda: pair and find_shared_rows(*pair))
             save_run(trainer.run_context, scratch / "after", {})
             trainer.run_context.control.states.load(scratch / "after", restores_position=False)
         size_bytes = sum(file.stat().st_size for file in (scratch / "after").iterdir())
@@ -205,10 +206,6 @@ def rehearse(trainer: Trainer, arguments: dict[str, Any]) -> PreflightReport:
         shared=shared,
         doubt=doubt,
     )
-
-
-def _shared(train: Any, evaluation: Any) -> SharedRows | None:
-    return None if evaluation is None else find_shared_rows(train.source, evaluation.source)
 
 
 class _StopsAfterOneUpdate(TrainerCallback):

@@ -9,7 +9,7 @@ import functools
 import html
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,10 +43,12 @@ class Shown:
         notes: what was not recognised, and what to say of it.
     """
 
-    def __init__(self, seen: _First, predictions: Mapping[str, Any], wishes: Mapping[str, Any]) -> None:
+    def __init__(
+        self, batch: Any, inputs: list[torch.Tensor], predictions: Mapping[str, Any], wishes: Mapping[str, Any]
+    ) -> None:
         given = {**_WISHES, **{name: wish for name, wish in wishes.items() if wish is not None}}
         kinds, class_names, decode, samples = (given[name] for name in _WISHES)
-        self.batch, self.inputs, self.notes = seen.batch, seen.inputs, list[str]()
+        self.batch, self.inputs, self.notes = batch, inputs, list[str]()
         leaves = leaves_by_path(self.batch, parts=_parts).items()
         columns: dict[str, Any] = {name or "batch": leaf for name, leaf in leaves}
         known = {id(each) for each in columns.values()}
@@ -149,17 +151,18 @@ def show_batch(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
     """The first batch of a run; see `Trainer.show_batch`."""
     wishes, others = _divided(arguments)
     run = functools.partial(trainer.train, **{**others, "nonfinite_policy": None, "reset_run_history": True})
-    return Shown(_first_batch(trainer, run), {}, wishes)
+    batch, inputs, _ = _first_batch(trainer, run)
+    return Shown(batch, inputs, {}, wishes)
 
 
 def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
     """The first batch of an evaluation, with predictions; see `Trainer.show_predictions`."""
     wishes, others = _divided(arguments)
-    seen = _first_batch(trainer, functools.partial(trainer.evaluate, **others))
-    outputs: Any = seen.outputs.get("logits") if isinstance(seen.outputs, Mapping) else seen.outputs
-    targets = seen.batch.get("labels") if isinstance(seen.batch, Mapping) else None
-    if isinstance(seen.batch, (list, tuple)) and len(seen.batch) > 1:
-        targets = seen.batch[1]
+    batch, inputs, found = _first_batch(trainer, functools.partial(trainer.evaluate, **others))
+    outputs: Any = found.get("logits") if isinstance(found, Mapping) else found
+    targets = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(batch, (list, tuple)) and len(batch) > 1:
+        targets = batch[1]
     notes = []
     try:
         task = kind_of_task(trainer.loss_func, outputs, targets)
@@ -171,7 +174,7 @@ def show_predictions(trainer: Trainer, arguments: Mapping[str, Any]) -> Shown:
                 outputs = outputs.squeeze(1)  # as class numbers, and masks, are
     except HookOutputError as error:
         notes = [f"The outputs are shown as they are. {error}"]
-    shown = Shown(seen, {"prediction": outputs}, wishes)
+    shown = Shown(batch, inputs, {"prediction": outputs}, wishes)
     shown.notes += notes
     return shown
 
@@ -183,14 +186,6 @@ def _divided(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 class _Seen(Exception):
     """Ends a rehearsal."""
-
-
-class _First(NamedTuple):
-    """The first batch, what the model got, and what it returned."""
-
-    batch: Any
-    inputs: list[torch.Tensor]
-    outputs: Any
 
 
 class _EndsAtFirst(TrainerCallback):
@@ -207,7 +202,8 @@ class _EndsAtFirst(TrainerCallback):
         raise _Seen
 
 
-def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
+def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> tuple[Any, list[torch.Tensor], Any]:
+    """The first batch, what the model got, and what it returned."""
     end, inputs = _EndsAtFirst(), list[torch.Tensor]()
 
     def note_inputs(model: Any, args: Any, kwargs: Any) -> None:
@@ -225,7 +221,7 @@ def _first_batch(trainer: Trainer, run: Callable[[], Any]) -> _First:
         finally:
             hook.remove()
         batch, outputs = end.seen or (None, None)
-    return _First(batch, inputs, outputs)
+    return batch, inputs, outputs
 
 
 def _parts(data: Any) -> Sequence[Any] | None:

@@ -21,7 +21,6 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.preflight import BatchFacts, facts_of, first_shape, shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.extras.optimizers import Optimizers
-from pytorch_accelerated.schedulers import scheduled_values
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -59,7 +58,6 @@ class ScaleFacts:
         processes: how many.
         rows: of one epoch, by rank; None if the data has no known order.
         updates_per_epoch: None likewise.
-        learning_rates: with which each update is made, one for each parameter group; empty without a scheduler.
         sent_bytes: what DDP gives the group on each rank in one update: all gradients, and the buffers of the model
             once. A ring of ranks sends up to twice as much.
         memory_bytes: of a rank that has the whole model: parameters, gradients, optimizer state, activations.
@@ -70,7 +68,6 @@ class ScaleFacts:
     processes: int
     rows: tuple[int, ...] | None
     updates_per_epoch: int | None
-    learning_rates: Sequence[tuple[float, ...]]
     sent_bytes: int
     memory_bytes: int
     sharded_memory_bytes: int
@@ -149,11 +146,6 @@ def summarise(
     trainer: Trainer, train_dataset: Any, batch: Any, *, depth: Any, processes: int | None, arguments: Mapping[str, Any]
 ) -> TrainingSummary:
     """The summary of `Trainer.summary`. Must be called by all ranks."""
-    num_epochs = 1
-    if processes is not None:
-        num_epochs = arguments.get("num_epochs", 1)
-        arguments = {name: value for name, value in arguments.items() if name != "num_epochs"}
-    create_scheduler_fn = arguments.get("create_scheduler_fn")
     refuse(arguments, _NOT_TAKEN, by="summary")
     if (train_dataset is None) == (batch is None):
         given = "neither" if batch is None else "both"
@@ -189,16 +181,13 @@ def summarise(
         rows, updates = rows_and_updates(
             None if batch is not None else trainer.run_context.parts.loaders.train, processes
         )
-        buffers, rates = list(model.buffers()), list[tuple[float, ...]]()
-        if create_scheduler_fn is not None and updates:
-            rates = scheduled_values(create_scheduler_fn, num_epochs, updates, optimizer=trainer.optimizer)
+        buffers = list(model.buffers())
         sent = [*(each for each in parameters if each.requires_grad), *buffers]
         own = size_of_parts(parameters, processes) + size_of_parts(buffers, 1)
         scale = ScaleFacts(
             processes=processes,
             rows=rows,
             updates_per_epoch=updates,
-            learning_rates=rates,
             sent_bytes=size_of_parts(sent, 1) if processes > 1 else 0,
             memory_bytes=summary.memory_bytes,
             sharded_memory_bytes=own + watching.bytes_of_parts + summary.activation_bytes,
