@@ -1020,12 +1020,11 @@ def judged(name: str, *, in_new_processes: bool) -> tuple[str, list[str]]:
     said = [row.culprit for row in (found or notes)]
     if not said:
         return "missed", lines
-    pieces = [piece for each in said for piece in each.split("; ")]
-    are_right = [re.search(pattern, piece) is not None for piece in pieces]
+    are_right = [re.search(pattern, each) is not None for each in said]
     if all(are_right):
         return "right", lines
     names_another = any(
-        "`" in piece.partition(":")[2] for piece, is_right in zip(pieces, are_right, strict=True) if not is_right
+        "`" in each.partition(":")[2] for each, is_right in zip(said, are_right, strict=True) if not is_right
     )
     return ("wrong" if names_another else "vague"), lines
 

@@ -1,4 +1,4 @@
-"""`prove` names what is planted, and nothing in honest scripts: a few of the bench here, all of it in `make chaos`."""
+"""`prove` names what is planted, and blames no honest script: a few of the bench here, all in `make chaos`."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_the_bench_has_its_size() -> None:
 
 
 @pytest.mark.parametrize("name", some(A_FEW_FAULTS, list(FAULTS)))
-def test_a_fault_of_the_bench_is_named_and_nothing_else_is(name: str) -> None:
+def test_a_fault_of_the_bench_is_named(name: str) -> None:
     verdict, lines = judged(name, in_new_processes=IS_RELEASE)
     assert verdict == "right", lines
 

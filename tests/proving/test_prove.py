@@ -158,9 +158,8 @@ def test_what_has_the_fault_is_named_wherever_else_it_is_kept() -> None:
     row = proof_of(run(None, Watching(model), model=model))[RESUMED]
     assert (row.verdict, row.update) == ("difference", 2)
     assert_matches(
-        "^the loss: `calls` of the model Counting was 1 .* after the resume: register it as a buffer$", row.culprit
+        "^the loss: .*`calls` of the model Counting was 1 .* after the resume: register it as a buffer$", row.culprit
     )
-    assert "Watching" not in row.culprit
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -191,7 +190,7 @@ def test_an_order_from_a_set_differs_in_a_new_process() -> None:
     rows = {row.check: row for row in trainer.prove(**arguments, factory=f"{faults.__name__}:by_set_anew").rows}
     assert {rows[name].verdict for name in (AGAIN, RESUMED, WORKERS)} == {"same bits"}
     assert (rows[KILLED].verdict, rows[KILLED].update) == ("difference", 1)
-    assert_matches("`groups` of the sampler BySet was .* in a new process: it depends on `hash`", rows[KILLED].culprit)
+    assert_matches("`groups` of the sampler BySet was .* in a new process: it is another one ", rows[KILLED].culprit)
     assert rows[RANKS].verdict == "not checked"
 
 

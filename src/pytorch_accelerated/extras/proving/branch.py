@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,16 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.errors import ConfigurationError, StopTrainingError
 from pytorch_accelerated.extras.looking.rehearsal import refuse
-from pytorch_accelerated.extras.proving.diff import first_difference, records_of, short_pair
+from pytorch_accelerated.extras.proving.diff import MakeRun, first_difference, records_of, short_pair
 from pytorch_accelerated.extras.proving.factory import make_run
-from pytorch_accelerated.extras.proving.rewind import Until, nearest_state, refuse_shorter, states_in, trained_again
+from pytorch_accelerated.extras.proving.rewind import (
+    Until,
+    check_update,
+    nearest_state,
+    refuse_shorter,
+    states_in,
+    trained_again,
+)
 from pytorch_accelerated.extras.proving.trace import digest
 from pytorch_accelerated.ranks import Optimizers, kept
 from pytorch_accelerated.schedulers import StatefulSchedulerBase
@@ -42,7 +49,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
     from pytorch_accelerated.tracking import RunHistory
 
-MakeRun = Callable[[], "tuple[Trainer, Mapping[str, Any]]"]
 NOT_TAKEN_BY_BRANCH = ("resume_from", "must_resume", "reset_run_history")
 
 
@@ -57,8 +63,7 @@ def branch(
     """The branch of `Trainer.branch`. Must be called by all ranks."""
     refuse(given, NOT_TAKEN_BY_BRANCH, by="branch")
     states, into, ranks = disk.resolved(states), disk.resolved(into), trainer.run_context.parts.ranks
-    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
-        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
+    check_update(update)
     _refuse_other_folders(trainer, into)
     if not ranks.do_on_first(lambda: _is_continued(states, update, into)):
         _begin(trainer, given, trunk, states, update, into)

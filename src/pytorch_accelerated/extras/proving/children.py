@@ -84,13 +84,14 @@ class Job:
     num_threads: int = dataclasses.field(default_factory=torch.get_num_threads)
     script: Path | None = dataclasses.field(default_factory=lambda: _script())
 
-    def file(self, ending: str) -> Path:
-        """A file of the child."""
-        return self.folder / f"{self.name}.{ending}"
+    @property
+    def result(self) -> Path:
+        """The file of what the child has found."""
+        return self.folder / f"{self.name}.pickle"
 
     def write(self, result: Any) -> None:
         """Write what the child has found."""
-        self.file("pickle").write_bytes(pickle.dumps(result))
+        self.result.write_bytes(pickle.dumps(result))
 
 
 def is_child() -> bool:
@@ -149,8 +150,7 @@ def work(path: str) -> None:
         make, task = pickle.loads(job.payload)
         job.write(task(job, *make()))
     except BaseException as error:
-        job.file("error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-        raise
+        job.write(NotCheckedError(f"a new process failed with {type(error).__name__}: {error}"))
 
 
 def trace(
@@ -205,15 +205,15 @@ def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float | 
         for child in children:
             child.kill()
             child.wait()
-    for job in jobs:
-        if job.file("error").exists():
-            error = job.file("error").read_text(encoding="utf-8")
-            raise NotCheckedError(f"a new process failed with {error}")
-    for job, child in zip(jobs, children, strict=True):
-        if not job.file("pickle").exists():
+    results = [pickle.loads(job.result.read_bytes()) if job.result.exists() else None for job in jobs]
+    for result in results:
+        if isinstance(result, NotCheckedError):
+            raise result
+    for result, child in zip(results, children, strict=True):
+        if result is None:
             within = "" if seconds is None else f" within {seconds:.0f} seconds"
             raise NotCheckedError(f"a new process ended with {child.returncode}{within}, without a result")
-    return [pickle.loads(job.file("pickle").read_bytes()) for job in jobs]
+    return results
 
 
 def two_ranks() -> list[dict[str, str]]:
@@ -227,14 +227,12 @@ def two_ranks() -> list[dict[str, str]]:
 
 
 def _started(job: Job, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    job.file("job").write_bytes(pickle.dumps(job))
-    code = f"from {__name__} import work; work({str(job.file('job'))!r})"
-    paths = os.pathsep.join(sys.path)
-    with job.file("log").open("wb") as log:  # of Python and torch themselves, about a process that is killed
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": paths, _IS_CHILD: "1", **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    file = job.folder / f"{job.name}.job"
+    file.write_bytes(pickle.dumps(job))
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import work; work({str(file)!r})"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), _IS_CHILD: "1", **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # Python and torch themselves talk about a process that is killed
+    )

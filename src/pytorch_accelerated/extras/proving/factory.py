@@ -55,10 +55,12 @@ def function_at(place: str) -> Callable[..., Any]:
     name, arguments, keywords = _parsed(call) if source else ("", [], {})
     if not name:
         raise ConfigurationError(f"{place!r} names no function. Give {HELP}.")
-    _look_up(name, source)
-    function = getattr(_imported(source), name, None)
+    module = _imported(source)
+    function = getattr(module, name, None)
     if not callable(function):
-        raise _missing(name, source)
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        advice = f" Did you mean {near[0]!r}?" if near else f" Write one:\n{_EXAMPLE}"
+        raise ConfigurationError(f"{source} has no function {name!r}.{advice}")
     return functools.partial(function, *arguments, **keywords) if arguments or keywords else function
 
 
@@ -74,34 +76,13 @@ def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
     return "", [], {}
 
 
-def _look_up(name: str, source: str) -> None:
-    """Refuse a name that a script has nowhere: running it first may take an hour.
-
-    Raises:
-        ConfigurationError: if there is no such script, or no such name in it.
-    """
-    path = Path(source)
-    if path.suffix != ".py":
-        return
-    if not path.is_file():
-        raise ConfigurationError(f"There is no script {source}. Check the path.")
-    nodes = list(ast.walk(ast.parse(path.read_bytes(), source)))
-    words = {getattr(node, field, None) for node in nodes for field in ("id", "name", "asname")}
-    if words.isdisjoint({name, "*", "exec", "globals", "setattr", "__getattr__"}):  # which make names
-        functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
-        raise _missing(name, source, *difflib.get_close_matches(name, functions, n=1))
-
-
-def _missing(name: str, source: str, *near: str) -> ConfigurationError:
-    advice = "".join(f" Did you mean {each!r}?" for each in near) or f" Write one:\n{_EXAMPLE}"
-    return ConfigurationError(f"{source} has no function {name!r}.{advice}")
-
-
 def _imported(source: str) -> Any:
     """The module `source`, or that of a script, whose folder it can import from, as if it had been started."""
     path = Path(source)
     if path.suffix != ".py":
         return importlib.import_module(source)
+    if not path.is_file():
+        raise ConfigurationError(f"There is no script {source}. Check the path.")
     folder = path.resolve().parent
     # A neighbour of an earlier script may have the name of one of this script.
     for known in [each for each in sys.modules if _folder_of(each) in _folders_of_scripts - {folder}]:

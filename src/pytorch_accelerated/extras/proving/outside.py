@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import enum
 import functools
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
 
 _CALLS = {functools.partial: ("func", "args", "keywords"), types.MethodType: ("__self__", "__func__")}
-_CELLS = (Synchronized, contextvars.ContextVar)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Those that can be copied.
 _ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
@@ -47,7 +45,7 @@ _HOOKS |= dict.fromkeys(("_backward_pre_hooks", "_backward_hooks", "_post_accumu
 _HOOKS |= dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "step")
 # Which of them it is decides, not what it keeps.
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type)
-_NAMED, _CACHE = (*_FUNCTIONS, nn.Module), type(functools.cache(len))
+_NAMED = (*_FUNCTIONS, nn.Module)
 _MAX_DEPTH, _MAX_PLACES, _MAX_ITEMS, _MAX_NUMBERS = 8, 2000, 256, 4096
 _MOST_NAMED, _LONGEST_TEXT, _ABSENT = 3, 60, "<not there>"
 
@@ -90,15 +88,10 @@ class Place(NamedTuple):
     put: Callable[[Any], object] | None = None
 
     @property
-    def is_choice(self) -> bool:
-        """Whether somebody has chosen between multiple objects, and none of them has changed."""
-        return self.role == "choice" or isinstance(self.value, _FUNCTIONS)
-
-    @property
     def is_compared(self) -> bool:
         """Whether two runs are compared in this, if only in what is there."""
         is_named = isinstance(self.value, _NAMED) and self.put is not None
-        return is_named or isinstance(self.value, (*_CONTAINERS, _CACHE)) or _is_comparable(self.value)
+        return is_named or isinstance(self.value, _CONTAINERS) or _is_comparable(self.value)
 
     def decides(self, part: str) -> bool:
         """Whether a part of an update may depend on it: rows on what has to do with data, and others on the rest."""
@@ -113,12 +106,10 @@ class Outside:
 
     Attributes:
         places: all that have been found, by their texts.
-        carried: what `carry` has copied, by the texts of all places: place and value; None if it cannot be copied.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.places: dict[str, Place] = {}
-        self.carried: dict[str, Any] = {}
         self._arguments = arguments
 
     def __call__(self, trainer: Trainer) -> dict[str, str]:
@@ -135,7 +126,7 @@ class Outside:
         for place in self._walk(trainer):
             if place.put is not None:
                 before.call(place.put, place.value)
-                if isinstance(place.value, (*_ITERATORS, _CACHE)):  # the user's stay where they are
+                if isinstance(place.value, _ITERATORS):  # the user's stay where they are
                     place.put(_copied(place.value))
             if isinstance(place.value, nn.Module):
                 _keep_module(before, place.value, is_kept_elsewhere=place.value in elsewhere)
@@ -149,28 +140,6 @@ class Outside:
             for store in stores:
                 before.contents(store) if isinstance(store, dict) else None
 
-    @torch.no_grad()
-    def carry(self, trainer: Trainer) -> None:
-        """Copy what is there now."""
-        self.carried = {}
-        for place in self._walk(trainer):
-            self.carried[place.text] = None
-            with contextlib.suppress(Exception):  # what cannot be copied is not tried out
-                if not isinstance(place.value, _CONTAINERS) or len(place.value) <= _MAX_ITEMS:
-                    self.carried[place.text] = place, copy.deepcopy(place.value)
-
-    @torch.no_grad()
-    def put_back(self, text: str, trainer: Trainer) -> None:
-        """Put what was carried where it was, or remove what was not there."""
-        place, value = self.carried.get(text) or (self.place(text), None)
-        put: Any = place.put
-        if put is not None and self.carried.get(text):
-            put(copy.deepcopy(value))
-        elif isinstance(value, torch.Tensor):
-            place.value.copy_(value)
-        elif text not in self.carried and isinstance(getattr(put, "func", None), types.MethodWrapperType):
-            put.func.__self__.pop(*put.args, None)
-
     def differing(self, part: str, one: UpdateTrace, other: UpdateTrace, ignored: Collection[str]) -> list[str]:
         """The texts of places that differ between two runs before an update, where a `part` then differs too.
 
@@ -180,16 +149,13 @@ class Outside:
             other: the same in the other run.
             ignored: texts of places that differ anyway.
         """
-        for first, second in _pairs(one, other):
-            texts = dict.fromkeys([*first, *second])
-            differing = [each for each in texts if first.get(each) != second.get(each) and each not in ignored]
-            differing = [each for each in differing if each.partition("[")[0] not in differing or "[" not in each]
-            if _STRUCTURE in differing:  # others differ with it
-                return [_STRUCTURE]
-            if differing:
-                return [each for each in differing if self.place(each).decides(part)] or differing
-        running = [each for each in one.outside if isinstance(self.place(each).value, types.GeneratorType)]
-        return [each for each in running if self.place(each).decides(part)]
+        first, second = one.outside, other.outside
+        texts = dict.fromkeys([*first, *second])
+        differing = [each for each in texts if first.get(each) != second.get(each) and each not in ignored]
+        differing = [each for each in differing if each.partition("[")[0] not in differing or "[" not in each]
+        if _STRUCTURE in differing:  # others differ with it
+            return [_STRUCTURE]
+        return [each for each in differing if self.place(each).decides(part)] or differing
 
     def sentence(self, text: str, one: UpdateTrace, other: UpdateTrace, when: str, given: str = "") -> str:
         """What to say about a place that differs.
@@ -201,16 +167,14 @@ class Outside:
             when: completes "was 4 in the uninterrupted run and 0 ...".
             given: what to do about it; default: by what it is.
         """
-        pairs = [(first.get(text, _ABSENT), second.get(text, _ABSENT)) for first, second in _pairs(one, other)]
-        shown = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+        shown = [each.outside.get(text, _ABSENT) for each in (one, other)]
         place, values = self.place(text), [each.partition(" <")[0] for each in shown]
-        role = "choice" if place.is_choice else place.role.removeprefix("evaluation ")
+        # Somebody may have chosen between multiple functions, and none of them has changed.
+        role = "choice" if isinstance(place.value, _FUNCTIONS) else place.role.removeprefix("evaluation ")
         remedy = given or _REMEDIES.get(role, "save it, or do without it")
         if isinstance(place.value, GENERATORS):
             remedy = _SEEDED if role in BY_DATA else f"draw from torch, numpy or random, or {remedy}"
             return f"{text} is a generator of its own, which no state saves: {remedy}"
-        if isinstance(place.value, types.GeneratorType):
-            return f"{text} is a generator that continues where it stopped, and that no state saves: {remedy}"
         if "non-persistent" in text:
             remedy = given or "register it with `persistent=True`"
         if values[0] == values[1] or any(each.startswith("<") for each in values):
@@ -279,13 +243,9 @@ def _saved_modules(trainer: Trainer) -> set[nn.Module]:
     return {module for part in parts for module in _modules_of(part)}
 
 
-def _pairs(one: UpdateTrace, other: UpdateTrace) -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
-    return (one.outside, other.outside), (one.left, other.left)
-
-
 def differing_in(runs: Iterable[tuple[UpdateTrace, UpdateTrace]]) -> set[str]:
     """The texts of all places that differ anywhere between two runs."""
-    return {text for pair in runs for first, second in _pairs(*pair) for text, _ in first.items() ^ second.items()}
+    return {text for one, other in runs for text, _ in one.outside.items() ^ other.outside.items()}
 
 
 def _within(place: Place, seen: set[Any], depth: int = 0) -> Iterator[Place]:
@@ -399,9 +359,6 @@ def _variables_of(function: types.FunctionType, owner: str) -> Iterator[_Part]:
         text = f"`{name}`, a variable of {owner},"
         with contextlib.suppress(ValueError):  # it may have no value yet
             yield text, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
-    defaults = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
-    yield from ((f"`{name}`, a default of {owner},", each, None) for name, each in zip(names, defaults, strict=False))
     module = function.__globals__
     script = str(module.get("__name__"))
     if script in ("__main__", "__mp_main__"):  # which a factory imports by its name
@@ -415,15 +372,12 @@ def _variables_of(function: types.FunctionType, owner: str) -> Iterator[_Part]:
 def _may_keep_something(value: Any) -> bool:
     """Whether a variable of a module is the user's to change."""
     kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
-    is_store = isinstance(value, (*_CONTAINERS, types.SimpleNamespace, threading.local, _CACHE, nn.Module))
+    is_store = isinstance(value, (*_CONTAINERS, types.SimpleNamespace, threading.local, nn.Module))
     return is_store or _is_comparable(value) or _is_users(kind)
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an iterator that continues by itself, or an empty cache like an empty one; else the value."""
-    if isinstance(value, _CACHE):
-        new = functools.lru_cache(**value.cache_parameters())
-        return value if value.cache_info().currsize else new(value.__wrapped__)
+    """A copy of an iterator that continues by itself; else the value."""
     with contextlib.suppress(TypeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return copy.copy(value)
@@ -466,12 +420,10 @@ def _is_comparable(value: Any) -> bool:
         return len(value) <= _MAX_ITEMS and all(isinstance(item, PLAIN) for item in items)
     if isinstance(value, torch.Tensor):
         return value.is_leaf  # others are computed when they are needed
-    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, types.GeneratorType, np.ndarray, *_CELLS))
+    return isinstance(value, (*PLAIN, *GENERATORS, *_ITERATORS, np.ndarray, Synchronized))
 
 
 def _shown(value: Any, saved: Collection[nn.Module] = ()) -> str:
-    if isinstance(value, _CACHE):
-        return f"a cache of {value.cache_info().currsize} results"
     if isinstance(value, nn.Module) and value not in saved:
         return f"<{digest([type(value).__name__, value.state_dict()])}>"
     if isinstance(value, _NAMED):
@@ -481,14 +433,14 @@ def _shown(value: Any, saved: Collection[nn.Module] = ()) -> str:
         some = itertools.islice(itertools.chain(value, value.values() if isinstance(value, dict) else ()), _MAX_ITEMS)
         names = [each if isinstance(each, PLAIN) else _name_of(each) for each in some]
         return f"a {type(value).__name__} of {len(value)} items <{digest(names)}>"
-    if isinstance(value, _CELLS):
-        return repr(value.value if isinstance(value, Synchronized) else value.get(None))
+    if isinstance(value, Synchronized):
+        return repr(value.value)
     if isinstance(value, _ITERATORS[1:]):
         copied = _copied(value)
         return "" if copied is value else f"<{digest(list(itertools.islice(copied, _MAX_ITEMS)))}>"
     if isinstance(value, (*GENERATORS, torch.Tensor, np.ndarray)):
         return f"<{digest(value)}>"
-    text = type(value).__name__ if isinstance(value, types.GeneratorType) else repr(value).strip("<>")
+    text = repr(value).strip("<>")
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… <{digest(text)}>"
 
 
@@ -505,9 +457,6 @@ def _keep_contents(before: Kept, value: Any) -> None:
         before.call(getattr(generator, "set_state", None) or generator.setstate, state_of_generator(value))
     elif isinstance(value, Synchronized):  # of `multiprocessing.Value`
         before.call(setattr, value, "value", value.value)
-    elif isinstance(value, contextvars.ContextVar):
-        with contextlib.suppress(LookupError):  # it may have no value
-            before.call(value.set, value.get())
     elif isinstance(value, (list, set, dict, deque)):
         before.contents(value)
 

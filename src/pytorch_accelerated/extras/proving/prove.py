@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from pytorch_accelerated.callbacks import TrainerCallback, on
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.rehearsal import QuietLimit, refuse, taking_part
 from pytorch_accelerated.extras.proving import children
@@ -30,6 +29,7 @@ from pytorch_accelerated.extras.proving.trace import PARTS, FirstUpdate, Parting
 from pytorch_accelerated.extras.proving.trace import first_parting as parting_of
 from pytorch_accelerated.facts import LIMITS, check_positive_count
 from pytorch_accelerated.loop import overrides
+from pytorch_accelerated.ranks import is_batch_norm
 from pytorch_accelerated.record.text import aligned
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ SAME, ROUNDING, DIFFERENCE = "same bits", "equal to rounding", "difference"
 KNOWN, NOT_CHECKED = "known difference", "not checked"
 _AGAIN, _RESUMED = "again", "resumed at each update"
 # Why a new process differs from its beginning on.
-_BY_PROCESS = "it is another one in each process; call `set_seed` before what is random, and sort what is in a folder"
-_BY_HASH = "it depends on `hash` of a text, or on the order of a set: sort it, or use `hashlib`"
-_BY_FACTORY = "new processes agree with each other, but not with this one: look at the factory, and what ran before"
+_BY_PROCESS = (
+    "it is another one in each process: call `set_seed` before what is random, sort sets and folders, use `hashlib` in "
+    "place of `hash`, and look at the factory"
+)
 # What neither a state nor this process restores, and nobody can name.
 _OUTSIDE = "a clock, a file, the environment, a thread, or another source that was not found"
 _BY_ITSELF = {
@@ -60,7 +61,7 @@ _BY_RANK = (
 )
 _UNKNOWN = f"it depends on {_OUTSIDE}"
 _SECONDS_OF_CHILD = 120
-_UPDATES_OF_EPOCH, _MOST_NAMED, _MOST_TRIED = 3, 3, 12
+_UPDATES_OF_EPOCH, _MOST_NAMED = 3, 3
 
 
 class Check(NamedTuple):
@@ -153,8 +154,7 @@ class _Proving:
         self._limit = max(_UPDATES_OF_EPOCH, -(-updates // (epochs or updates))) * (steps or 1)
         self._ignored: set[str] = set()
         self._unsteady: set[str] = set()  # metrics that differ in each run, as times do
-        self._causes: list[str] = []  # what a resume loses and had an effect
-        self._fault, self._is_unknown = "", False  # of the very same run, done again; of a resumed one
+        self._fault = ""  # of the very same run, done again
         self._has_halves, self._halves = True, Check("", NOT_CHECKED)
         began = time.perf_counter()
         self.reference = self._train(updates, states="whole")
@@ -183,14 +183,11 @@ class _Proving:
                 verdict = DIFFERENCE if name in (_AGAIN, _RESUMED) else NOT_CHECKED
                 yield Check(name, verdict, None, f"it failed with {type(error).__name__}: {error}")
 
-    def _train(
-        self, last_update: int, *others: TrainerCallback, states: str = "", state: Any = None, **changes: Any
-    ) -> list[UpdateTrace]:
+    def _train(self, last_update: int, *, states: str = "", state: Any = None, **changes: Any) -> list[UpdateTrace]:
         """The updates of a run in this process, which leaves nothing behind but, in a folder `states`, its states.
 
         Args:
             last_update: the run stops after it.
-            others: further callbacks.
             states: a folder for its states.
             state: it begins there.
             changes: to the arguments of `train`.
@@ -198,7 +195,7 @@ class _Proving:
         trainer, trace = self._trainer, Trace(self._outside)
         arguments, saving = {**self._arguments, **changes}, [children.Saving(self._folder / states)] if states else []
         limit = self._limit * (2 if "per_device_batch_size" in changes else 1)
-        watching = [QuietLimit(limit), *saving, *others, trace]
+        watching = [QuietLimit(limit), *saving, trace]
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with trained_again(trainer, arguments, state, *watching, until=last_update):
@@ -223,7 +220,6 @@ class _Proving:
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
         texts = self._outside.differing(parting.part, one, other, self._ignored)
-        texts = [text for text in texts if text in self._causes] or texts
         found = [self._outside.sentence(text, one, other, when, remedy) for text in texts[:_MOST_NAMED]]
         reason = "; ".join(found) or self._fault or remedy or unknown or _BY_ITSELF.get(parting.part, _UNKNOWN)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
@@ -254,37 +250,8 @@ class _Proving:
             state = self._folder / "resumed" / str(update)
             if self._parting(updates) is not None:
                 break
-        self._causes = self._with_an_effect(updates)
-        self._ignored -= set(self._causes)
         check = self._compared(updates, "after the resume", unknown=_UNKNOWN)
-        self._is_unknown = _UNKNOWN in check.culprit
         return check._replace(culprit=self._lost(updates)) if check.verdict == SAME else check
-
-    def _with_an_effect(self, resumed: list[UpdateTrace]) -> list[str]:
-        """What a resume loses that changes the last of its updates when it is put back."""
-        parting = self._parting(resumed)
-        if parting is None or parting.update == 1 or self._fault:
-            return []
-        one, other, before = self.reference[parting.update - 1], resumed[-1], parting.update - 1
-        texts = self._outside.differing(parting.part, one, other, self._ignored)
-        if len(texts) == 1:
-            return texts
-        tried = texts or self._outside.differing(parting.part, one, other, ())
-        self._train(before, on("on_optimizer_step_end")(self._outside.carry))
-
-        def matters(text: str) -> bool:
-            if not self._outside.carried.get(text):
-                return any(text in each for each in (one.outside, one.left))
-            state, put = self._folder / "resumed" / str(before), functools.partial(self._outside.put_back, text)
-            try:
-                changed = self._train(before + 1, on("on_training_run_start")(put), state=state)
-            except Exception:  # without what belongs to it, it may not work
-                return True
-            return parting_of([other], changed) is not None
-
-        found = [text for text in tried[:_MOST_TRIED] if matters(text)]
-        # What has made a choice is named rather than what was chosen.
-        return [text for text in found if not self._outside.place(text).is_choice] or found or texts
 
     def _lost(self, resumed: list[UpdateTrace]) -> str:
         """What a resume loses without an effect so far."""
@@ -346,16 +313,12 @@ class _Proving:
         return {"per_device_batch_size": size // 2}
 
     def _in_halves(self) -> Check:
-        update = self._cut_in_two()
+        steps = 2 * self._settings["gradient_accumulation_steps"]
+        update = self._train(1, **self._halved(), gradient_accumulation_steps=steps)[0]
         self._has_halves = update.batch == self.reference[0].batch
         self._halved()
         self._halves = self._compared_to_rounding(update, functools.partial(self._why_halves_differ, update))
         return self._halves
-
-    def _cut_in_two(self, *others: TrainerCallback) -> UpdateTrace:
-        """The first update, with its batches cut in two."""
-        steps = 2 * self._settings["gradient_accumulation_steps"]
-        return self._train(1, *others, **self._halved(), gradient_accumulation_steps=steps)[0]
 
     def _distance(self, update: UpdateTrace) -> float:
         """How far the gradient of a first update that was cut in two is from that of the whole, relative to it."""
@@ -365,42 +328,28 @@ class _Proving:
         difference = sum(float((one - other).square().sum()) for one, other in pairs)
         return float((difference / (sum(float(one.square().sum()) for one, _ in pairs) or 1)) ** 0.5)
 
-    def _compared_to_rounding(self, update: UpdateTrace, why: Callable[[], Check]) -> Check:
+    def _compared_to_rounding(self, update: UpdateTrace, why: Callable[[], str]) -> Check:
         """The verdict on the gradient of a first update that was cut in two; `why` explains a large distance."""
         distance = self._distance(update)
         if distance <= self._tolerance:
             return Check("", ROUNDING)
         if self._fault:
             raise NotCheckedError(f"the very same run, done again, differs: {self._fault}")
-        if self._first.statistics:
-            who = ", ".join(self._first.statistics)
+        modules = self._trainer.get_model().named_modules()
+        if names := [name for name, each in modules if is_batch_norm(each) and each.training]:
+            who = ", ".join(names)
             return Check("", KNOWN, 1, f"batch statistics: {who} normalises each batch by its own mean and variance")
-        check, what = why(), f"the gradients, by {distance:.1g} of their norm: "
-        return check if check.verdict == KNOWN else Check("", DIFFERENCE, 1, what + check.culprit)
-
-    def _why_halves_differ(self, update: UpdateTrace) -> Check:
-        """What is to blame: what gives the gradient of the whole when it is put back, or else the loss."""
-        moved = [text for text in self._first.moved if self._outside.place(text).role not in BY_DATA][:_MOST_TRIED]
-
-        def distance_without(text: str) -> float:
-            turns: Any = itertools.cycle([self._outside.carry, functools.partial(self._outside.put_back, text)])
-            by_turns = on("on_train_step_start")(lambda trainer: next(turns)(trainer))
-            return self._distance(self._cut_in_two(by_turns))
-
-        distance, apart = self._distance(update), {text: distance_without(text) for text in moved}
-        mending = [text for text, each in apart.items() if each <= self._tolerance]
-        # What could not be copied was not put back.
-        acting = [text for text in moved if apart[text] != distance or self._outside.carried.get(text, text) is None]
-        if found := mending or acting:
-            return Check("", KNOWN, 1, f"each batch changes {_named(found)}, and there are twice as many")
-        whole, halves = (sum(map(float, each.losses)) / len(each.losses) for each in (self.reference[0], update))
-        if abs(whole - halves) > self._tolerance * abs(whole):
-            means = f"it is {whole:.3g}, and that of its halves {halves:.3g} on average"
-            unless = ", unless what was not found after a resume acts here" if self._is_unknown else ""
-            return Check("", "", None, f"{_NO_MEAN}{unless}: {means}")
+        if moved := [text for text in self._first.moved if self._outside.place(text).role not in BY_DATA]:
+            raise NotCheckedError(f"each batch changes {_named(moved)}, and there are twice as many")
         if hooks := [text for _, text, _ in hooks_of(self._trainer) if "gradient hook" in text]:
-            return Check("", KNOWN, 1, f"{_named(hooks)} gets the gradient of each batch by itself")
-        return Check("", "", None, _BACKWARD)
+            raise NotCheckedError(f"{_named(hooks)} gets the gradient of each batch by itself")
+        return Check("", DIFFERENCE, 1, f"the gradients, by {distance:.1g} of their norm: {why()}")
+
+    def _why_halves_differ(self, update: UpdateTrace) -> str:
+        whole, halves = (sum(map(float, each.losses)) / len(each.losses) for each in (self.reference[0], update))
+        if abs(whole - halves) <= self._tolerance * abs(whole):
+            return _BACKWARD
+        return f"{_NO_MEAN}: it is {whole:.3g}, and that of its halves {halves:.3g} on average"
 
     @property
     def _tolerance(self) -> float:
@@ -434,21 +383,13 @@ class _Proving:
                 one = self.reference[len(updates)]
                 trained[:1] = [each._replace(evaluation=one.evaluation, metrics=one.metrics) for each in trained[:1]]
             elif self._parting(trained) is None:
-                self._ignored |= differing_in(zip(self.reference, trained, strict=False)) - set(self._causes)
+                self._ignored |= differing_in(zip(self.reference, trained, strict=False))
             elif not self._fault:
-                remedy = self._why_new(job, trained)
+                remedy = _BY_PROCESS
             updates, state = updates + trained, self._folder / job.name
             if self._parting(updates) is not None:
                 break
         return self._compared(updates, "in a new process", remedy)
-
-    def _why_new(self, job: Job, trained: list[UpdateTrace]) -> str:
-        """Why a new process, which was not killed yet, trains other updates than this one."""
-        for seed, reason in (("1", _BY_PROCESS), ("2", _BY_HASH)):
-            again = dataclasses.replace(job, name=f"with_{seed}")
-            if self._parting(children.run_jobs([again], [{"PYTHONHASHSEED": seed}], self._seconds)[0], trained):
-                return reason
-        return _BY_FACTORY
 
     @property
     def _has_lanes(self) -> bool:
@@ -464,18 +405,18 @@ class _Proving:
         if sorted(expected or ()) != sorted(rows or ()):
             raise NotCheckedError(f"the ranks had other rows, which two ranks may share in their own way: {rows}")
         if self._has_lanes:  # to the bit, but for what the first rank sees of its own lanes
-            own = ("batch", "contents", "generators", "losses", "outside", "left", "evaluation")
+            own = ("batch", "contents", "generators", "losses", "outside", "evaluation")
             pairs = zip(self.reference, updates, strict=False)
             seen = [each._replace(**{name: getattr(one, name) for name in own}) for one, each in pairs]
             return self._compared(seen, "on two ranks", unknown="look at what depends on the rank")
         return self._compared_to_rounding(updates[0], self._why_ranks_differ)
 
-    def _why_ranks_differ(self) -> Check:
+    def _why_ranks_differ(self) -> str:
         if self._halves.verdict != ROUNDING:
-            return self._halves._replace(culprit=self._halves.culprit.rpartition("of their norm: ")[2])
+            return self._halves.culprit.rpartition("of their norm: ")[2]
         trained, seen = self._trainer.get_model().named_parameters(), self._first.gradients or {}
         missing = [name for name, each in trained if each.requires_grad and name not in seen]
-        return Check("", "", None, f"{_named(missing)} {_NO_GRADIENT}" if missing else _BY_RANK)
+        return f"{_named(missing)} {_NO_GRADIENT}" if missing else _BY_RANK
 
 
 def _first_of(updates: list[UpdateTrace]) -> FirstUpdate:

@@ -107,15 +107,20 @@ def refuse_shorter(trainer: Trainer, update: int) -> None:
         raise ConfigurationError(f"There is no update {update}: with these arguments the run ends after {done}.")
 
 
+def check_update(update: Any) -> None:
+    """Refuse what is not the number of an update."""
+    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
+        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
+
+
 def nearest_state(trainer: Trainer, states: str | Path, update: int) -> Path | None:
     """The newest training state from before an update; None for the beginning of the run. The same on all ranks.
 
     Raises:
         ConfigurationError: if there is none, and the trainer is not at the beginning.
     """
+    check_update(update)
     run = trainer.run_context
-    if isinstance(update, bool) or not isinstance(update, int) or update < 1:
-        raise ConfigurationError(f"`update` is {update!r}, but updates are counted from 1. Pass a whole number.")
     found = run.parts.ranks.do_on_first(lambda: states_in(Path(states)))
     found.sort(key=lambda each: each[1]["updates"])
     before = [folder for folder, facts in found if facts["updates"] < update]

@@ -18,7 +18,7 @@ from torch import nn
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.facts import generator_states
 from pytorch_accelerated.facts.trees import leaves_by_path
-from pytorch_accelerated.ranks import held_parts, is_batch_norm, own_part
+from pytorch_accelerated.ranks import held_parts, own_part
 from pytorch_accelerated.states import canonical_state_dict
 
 if TYPE_CHECKING:
@@ -40,14 +40,12 @@ class FirstUpdate:
         ranks: the number of processes.
         gradients: complete, before clipping, by name; None if they were not seen.
         draws: whether a forward pass drew random numbers.
-        statistics: the names of the modules that normalise by the statistics of a batch.
-        moved: what has changed since the run began: buffers, and what the user's objects keep.
+        moved: what has changed since the epoch began: buffers, and what the user's objects keep.
     """
 
     ranks: int
     gradients: dict[str, torch.Tensor] | None = None
     draws: bool = False
-    statistics: list[str] = dataclasses.field(default_factory=list)
     moved: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -70,7 +68,6 @@ class UpdateTrace(NamedTuple):
         weights_after: parameters and buffers after the update.
         optimizer: the optimizer's state after the update.
         outside: what else may matter, by the name of its place; see `Trace`.
-        left: the same when the update before was over, or the run had begun: before the rows were fetched.
         first: more about the first update of a run; None for others.
     """
 
@@ -89,7 +86,6 @@ class UpdateTrace(NamedTuple):
     weights_after: str
     optimizer: str
     outside: dict[str, str]
-    left: dict[str, str]
     first: FirstUpdate | None = None
 
 
@@ -139,11 +135,15 @@ class Trace(TrainerCallback):
         self._outside, self._num_recorded = outside, 0
         self._begun: dict[str, Any] = {}
         self._evaluated: list[str] = []
-        self._left: dict[str, str] = {}
+        self._at_start: dict[str, str] = {}
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Leave out what was recorded before."""
-        self._num_recorded, self._left = len(trainer.run_history.records), self._outside(trainer)
+        self._num_recorded = len(trainer.run_history.records)
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Note what there is before the first batch."""
+        self._at_start = self._outside(trainer)
 
     def on_eval_step_end(self, trainer: Trainer, *, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         """Record what was evaluated, and the result."""
@@ -159,8 +159,8 @@ class Trace(TrainerCallback):
             new = trainer.run_history.records[self._num_recorded :]
             metrics = {each.name: repr(each.value) for each in new if not TIMES.search(each.name)}
             self._begun = {"evaluation": digest(self._evaluated), "metrics": metrics}
-            self._begun |= {"outside": self._outside(trainer), "left": self._left}
-            self._begun |= {"weights": digest(weights_of(trainer)), "rows": rows and tuple(rows)}
+            self._begun |= {"outside": self._outside(trainer), "weights": digest(weights_of(trainer))}
+            self._begun |= {"rows": rows and tuple(rows)}
             self._begun |= {"contents": {}, "generators": [], "losses": []}
             self._begun["first"] = FirstUpdate(run.parts.ranks.count) if run.parts.state.updates == 0 else None
         _add_rows(self._begun["contents"], run.control.training.step.micro_batch.batch)
@@ -170,9 +170,7 @@ class Trace(TrainerCallback):
         """Record the loss of a batch, and what the forward pass did besides computing."""
         self._begun["losses"].append(repr(float(torch.as_tensor(batch_output["loss"]).detach())))
         if first := self._begun["first"]:
-            modules = trainer.get_model().named_modules()
             first.draws |= self._begun["generators"][-1] != digest(generator_states())
-            first.statistics = [name for name, each in modules if is_batch_norm(each) and each.training]
 
     def on_optimizer_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Record the gradients, and the settings with which the optimizer steps."""
@@ -182,7 +180,7 @@ class Trace(TrainerCallback):
         gradients = gradients_of(trainer)
         self._begun |= {"gradients": digest(gradients), "settings": digest(settings)}
         if first := self._begun["first"]:
-            before = self._left  # callbacks may act before this one
+            before = self._at_start  # callbacks may act before this one
             first.gradients = {
                 name: each.detach().to("cpu", torch.float64, copy=True) for name, each in gradients.items()
             }
@@ -191,7 +189,7 @@ class Trace(TrainerCallback):
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Complete the record."""
         begun, self._begun = self._begun, {}
-        self._evaluated, self._left, self._num_recorded = [], self._outside(trainer), len(trainer.run_history.records)
+        self._evaluated, self._num_recorded = [], len(trainer.run_history.records)
         done, optimizer = trainer.run_state.updates, trainer.optimizer
         begun |= {
             "batch": digest(begun["contents"]),

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,9 +29,6 @@ from pytorch_accelerated.tracking import (
     hyperparameters_of,
     role_and_quantity,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _COLUMNS = ("epoch", "update", "value")  # of a metric
 _MAX_MAIN_METRICS = 3
