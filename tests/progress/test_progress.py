@@ -7,7 +7,7 @@ import tqdm
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytorch_accelerated.record.bars import LineDisplay, Progress, Snapshot, bar_format, new_display
+from pytorch_accelerated.record.bars import LineDisplay, Progress, bar_format, new_display
 from pytorch_accelerated.record.text import GrowingTable, format_number
 from tests.support.terminal import in_a_terminal
 
@@ -44,7 +44,10 @@ def test_lines_come_after_10_seconds_and_then_ever_more_rarely():
 @given(columns=st.integers(1, 200), label=st.text(min_size=1, max_size=30), total=st.none() | st.integers(450, 10**9))
 def test_a_bar_never_overflows_its_line(columns, label, total):
     label = "{" + label.replace("\x1b", "") + "}"
-    text = bar_format(Snapshot(label, 450, total, 12.0, 36.5, 32, {"loss": "0.4321", "lr": "1.00e-03"}), columns)
+    progress = Progress(label, total, LineDisplay(print), samples_per_batch=32, done=450)
+    progress.seconds, progress.batches_per_second = 12.0, 36.5
+    progress.facts = {"loss": "0.4321", "lr": "1.00e-03"}
+    text = bar_format(progress, columns)
     line = tqdm.tqdm.format_meter(450, total, 12.0, ncols=columns, bar_format=text, ascii=True)
     assert len(str(line)) <= columns
 

@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from pytorch_accelerated.ranks.ranks import Ranks
 
 
-class _StateIsGone(Exception):
-    """The training state that a best value belongs to can't be read any more."""
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class SaveBestModelCallback(MetricJudge):
     """Saves the model whenever a metric has a new best value, and loads the best model at the end of the run.
@@ -128,7 +124,7 @@ class SaveBestModelCallback(MetricJudge):
                 with trainer.run_context.control.saves.attempt(self._absolute(self.save_path)):
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                     self.best_metric, self.best_metric_epoch = values[-1], epoch
-            except _StateIsGone as error:  # no save was tried, so an earlier failure still counts
+            except InvalidCheckpointError as error:  # the state that the value belongs to is gone
                 lost = f"{self.watch_metric} {format_number(values[-1])} in epoch {epoch}"
                 warn_user(
                     trainer.run_context.parts.ranks,
@@ -147,10 +143,7 @@ class SaveBestModelCallback(MetricJudge):
             return
         names = ["model", *["optimizer"] * optimizer, *["scheduler"] * scheduler]
         saves = trainer.run_context.control.saves
-        try:
-            saves.write_portable(path, lambda: {**entries_of_state(state, names), **entries})
-        except InvalidCheckpointError as error:
-            raise _StateIsGone(error) from error
+        saves.write_portable(path, lambda: {**entries_of_state(state, names), **entries})
 
     def _forget_best(self) -> None:
         self.best_metric = self.best_metric_epoch = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.record.text import GrowingTable, format_duration, format_number
 
 if TYPE_CHECKING:
-    from pytorch_accelerated.record import Snapshot
+    from pytorch_accelerated.record import Progress
 
 _SECONDS_BETWEEN_UPDATES = 0.25
 # More rows than this would fill the screen while the run continues, or a saved notebook.
@@ -39,7 +39,7 @@ class NotebookPage:
 
     def __init__(self, minor_names: Iterable[str] = ()) -> None:
         self._display_id: str | None = None
-        self._bars: dict[PageBar, Snapshot] = {}
+        self._bars: dict[PageBar, Progress] = {}
         self._minor_names = tuple(minor_names)
         self._rows: list[Mapping[str, str]] = []
         self._best: Mapping[str, str] | None = None
@@ -59,13 +59,13 @@ class NotebookPage:
             self._best = cells
         self._draw_if_due()
 
-    def update(self, bar: PageBar, snapshot: Snapshot) -> float:
+    def update(self, bar: PageBar, progress: Progress) -> float:
         """Show the progress of a pass. Returns the time of the next update."""
-        self._bars[bar] = snapshot
+        self._bars[bar] = progress
         self._draw_if_due()
         return self._due
 
-    def remove(self, bar: PageBar) -> Snapshot | None:
+    def remove(self, bar: PageBar) -> Progress | None:
         """Leave out the bar of a pass that is over, from the next update on. Returns what it showed last."""
         return self._bars.pop(bar, None)
 
@@ -137,15 +137,15 @@ class PageBar:
         self._started = now
         return now + _SECONDS_BETWEEN_UPDATES
 
-    def show(self, snapshot: Snapshot, now: float) -> float:
+    def show(self, progress: Progress, now: float) -> float:
         """Draw the bar with the rest of the page."""
-        return self._page.update(self, snapshot)
+        return self._page.update(self, progress)
 
-    def close(self, done: int) -> None:
+    def close(self) -> None:
         """Remove the bar."""
         last = self._page.remove(self)
         if self._is_alone and last is not None:
-            count = f"{done} of {last.total}" if last.total and done < last.total else f"{done}"
+            count = f"{last.done} of {last.total}" if last.total and last.done < last.total else f"{last.done}"
             duration = format_duration(time.perf_counter() - self._started)
             self._page.note_end(f"{last.label}: {count} {last.unit}, {duration}")
             self._page.close()
@@ -180,9 +180,9 @@ def _row(kind: str, cells: Iterable[str], style: str) -> str:
     return f"<tr>{''.join(f'<{kind} style={style!r}>{cell}</{kind}>' for cell in cells)}</tr>"
 
 
-def _of_bar(snapshot: Snapshot) -> str:
-    share = min(snapshot.done / snapshot.total, 1.0) if snapshot.total else None
+def _of_bar(progress: Progress) -> str:
+    share = min(progress.done / progress.total, 1.0) if progress.total else None
     bar = "" if share is None else f"<span style='{_BAR}'><span style='{_FILLED}:{share:.1%}'></span></span>"
-    words = f"{snapshot.count}, {snapshot.words}"
+    words = f"{progress.count}, {progress.words}"
     gap = " " if bar else ": "
-    return f"<div style='{_NUMBERS}'>{html.escape(snapshot.label)}{bar or gap}{html.escape(words)}</div>"
+    return f"<div style='{_NUMBERS}'>{html.escape(progress.label)}{bar or gap}{html.escape(words)}</div>"

@@ -218,7 +218,7 @@ def _as_float(number: Any) -> Any:
 
 
 def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig) -> int:
-    number: int | None = run_config[placeholder.value]
+    number: int | None = getattr(run_config, placeholder.value)
     updates = run_config.max_num_train_steps
     if run_config.num_update_steps_per_epoch is None and updates is not None:
         # A stream with a known number of steps: the run counts as one epoch.

@@ -340,7 +340,8 @@ class Saves:
         try:
             yield
         except CheckpointError as error:
-            if parent not in self._saved_in:
+            # Where there is nothing valid to save from, no save was tried, and an earlier failure still counts.
+            if parent not in self._saved_in or isinstance(error, InvalidCheckpointError):
                 raise
             self.failures[parent] = error
             warn_user(self._ranks, f"{error} The run continues, and the next save tries again.")

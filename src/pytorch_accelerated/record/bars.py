@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import multiprocessing
 import os
@@ -30,29 +29,73 @@ _MIN_BAR_COLUMNS = 8
 _QUIET_SECONDS = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """The state of a pass at one moment.
+class Display(Protocol):
+    """Shows one pass over some data. All times are measured by `time.perf_counter`."""
+
+    def start(self, now: float) -> float:
+        """Called when a pass begins. Returns the time of the first `show`."""
+
+    def show(self, progress: Progress, now: float) -> float:
+        """Show the progress of the pass. Returns the time of the next `show`."""
+
+    def close(self) -> None:
+        """Called when the pass is over. Nothing may stay that later output would overwrite."""
+
+
+class Progress:
+    """One pass over some data. Call `advance` after each batch and `close` at the end.
+
+    Args:
+        label: describes the pass, such as "epoch 3/10".
+        total: the number of batches in the pass, or None if unknown.
+        display: shows the progress.
+        samples_per_batch: samples of one batch over all ranks, for the throughput.
+        read_facts: returns further text to show; called once a second at most, and may wait for the device.
+        done: batches of this pass that were used before the run was resumed.
+        unit: the unit that is counted, if not batches.
+        clock: returns seconds.
 
     Attributes:
-        label: describes the pass, such as "epoch 3/10".
         done: finished batches of this rank.
-        total: the number of batches in the pass, or None for a stream.
-        seconds: time since the pass began.
+        seconds: time since the pass began, at the last `show`.
         batches_per_second: recent speed, or None if there is none yet.
-        samples_per_batch: samples of one batch over all ranks, or None if unknown.
         facts: further text to show, such as the loss so far.
-        unit: the unit that is counted, if not batches.
+        label, total, samples_per_batch, unit: the arguments.
     """
 
-    label: str
-    done: int
-    total: int | None
-    seconds: float
-    batches_per_second: float | None
-    samples_per_batch: int | None
-    facts: Mapping[str, str]
-    unit: str = "batches"
+    def __init__(
+        self,
+        label: str,
+        total: int | None,
+        display: Display,
+        *,
+        samples_per_batch: int | None = None,
+        read_facts: Callable[[], Mapping[str, str]] = dict,
+        done: int = 0,
+        unit: str = "batches",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.label, self.total, self.samples_per_batch, self.unit = printable(label), total, samples_per_batch, unit
+        self.done, self.seconds = done, 0.0
+        self.batches_per_second: float | None = None
+        self.facts: Mapping[str, str] = {}
+        self._started = self._facts_due = clock()
+        self._display = display
+        self._read_facts = read_facts
+        self._clock = clock
+        self._show_due = display.start(self._started)
+        self._past = collections.deque([(self._started, done)], maxlen=_REFRESHES_REMEMBERED)
+
+    def advance(self) -> None:
+        """Count one more batch."""
+        self.done += 1
+        now = self._clock()
+        if now >= self._show_due:
+            self._show(now)
+
+    def close(self) -> None:
+        """End the pass, finished or not."""
+        self._display.close()
 
     @property
     def count(self) -> str:
@@ -92,77 +135,18 @@ class Snapshot:
         facts = [f"{name} {value}" for name, value in self.facts.items()]
         return ", ".join(filter(None, [f"{format_clock(self.seconds)} elapsed", left, self.throughput, *facts]))
 
-
-class Display(Protocol):
-    """Shows one pass over some data. All times are measured by `time.perf_counter`."""
-
-    def start(self, now: float) -> float:
-        """Called when a pass begins. Returns the time of the first `show`."""
-
-    def show(self, snapshot: Snapshot, now: float) -> float:
-        """Show the progress of the pass. Returns the time of the next `show`."""
-
-    def close(self, done: int) -> None:
-        """Called when the pass is over, with `done` batches. Nothing may stay that later output would overwrite."""
-
-
-class Progress:
-    """One pass over some data. Call `advance` after each batch and `close` at the end.
-
-    Args:
-        label: describes the pass, such as "epoch 3/10".
-        total: the number of batches in the pass, or None if unknown.
-        display: shows the progress.
-        samples_per_batch: samples of one batch over all ranks, for the throughput.
-        read_facts: returns further text to show; called once a second at most, and may wait for the device.
-        done: batches of this pass that were used before the run was resumed.
-        unit: the unit that is counted, if not batches.
-        clock: returns seconds.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        total: int | None,
-        display: Display,
-        *,
-        samples_per_batch: int | None = None,
-        read_facts: Callable[[], Mapping[str, str]] = dict,
-        done: int = 0,
-        unit: str = "batches",
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._started = self._facts_due = clock()
-        self._snapshot = Snapshot(printable(label), done, total, 0.0, None, samples_per_batch, {}, unit)
-        self._done = done
-        self._display = display
-        self._read_facts = read_facts
-        self._clock = clock
-        self._show_due = display.start(self._started)
-        self._past = collections.deque([(self._started, done)], maxlen=_REFRESHES_REMEMBERED)
-
-    def advance(self) -> None:
-        """Count one more batch."""
-        self._done += 1
-        now = self._clock()
-        if now >= self._show_due:
-            self._show(now)
-
-    def close(self) -> None:
-        """End the pass, finished or not."""
-        self._display.close(self._done)
-
     def _show(self, now: float) -> None:
-        facts = self._snapshot.facts
         if now >= self._facts_due:
-            facts, self._facts_due = self._read_facts(), now + _SECONDS_BETWEEN_FACTS
+            self.facts, self._facts_due = self._read_facts(), now + _SECONDS_BETWEEN_FACTS
         past, done_then = self._past[0]
-        self._past.append((now, self._done))
-        speed = (self._done - done_then) / (now - past) if now > past else None
-        self._snapshot = dataclasses.replace(
-            self._snapshot, done=self._done, seconds=now - self._started, batches_per_second=speed, facts=facts
-        )
-        self._show_due = self._display.show(self._snapshot, now)
+        self._past.append((now, self.done))
+        self.batches_per_second = (self.done - done_then) / (now - past) if now > past else None
+        self.seconds = now - self._started
+        self._show_due = self._display.show(self, now)
+
+
+class _Bar(tqdm.tqdm):  # type: ignore[misc]  # it has no types
+    monitor_interval = 0  # no thread that would outlive the run: we keep the time ourselves
 
 
 class BarDisplay:
@@ -171,51 +155,49 @@ class BarDisplay:
     seconds_between_refreshes = 0.2
 
     def __init__(self) -> None:
-        # Disables tqdm's monitor, a thread that would outlive the run: we keep the time ourselves.
-        self._bar_class: Any = type("Bar", (tqdm.tqdm,), {"monitor_interval": 0})
         self._bar: Any = None
 
     def start(self, now: float) -> float:
         """A quick pass ends before its bar appears, so nothing flickers."""
         return now + self.seconds_between_refreshes
 
-    def show(self, snapshot: Snapshot, now: float) -> float:
+    def show(self, progress: Progress, now: float) -> float:
         """Draw the bar."""
         if self._bar is None:
-            options = {"total": snapshot.total, "initial": snapshot.done, "leave": False, "dynamic_ncols": True}
-            self._bar = self._bar_class(bar_format=self._text(snapshot), **options)
-        self._bar.bar_format = self._text(snapshot)
-        self._bar.n = snapshot.done
+            options = {"total": progress.total, "initial": progress.done, "leave": False, "dynamic_ncols": True}
+            self._bar = _Bar(bar_format=self._text(progress), **options)
+        self._bar.bar_format = self._text(progress)
+        self._bar.n = progress.done
         self._bar.refresh()
         return now + self.seconds_between_refreshes
 
-    def close(self, done: int) -> None:
+    def close(self) -> None:
         """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def _text(self, snapshot: Snapshot) -> str:
+    def _text(self, progress: Progress) -> str:
         columns = getattr(self._bar, "ncols", None)  # None if TQDM_DISABLE is set
-        return encodable(bar_format(snapshot, columns if isinstance(columns, int) else None), sys.stderr)
+        return encodable(bar_format(progress, columns if isinstance(columns, int) else None), sys.stderr)
 
 
-def bar_format(snapshot: Snapshot, columns: int | None) -> str:
+def bar_format(progress: Progress, columns: int | None) -> str:
     """The text of a bar in tqdm's format language, with as many words as leave room for a bar."""
-    head = f"{snapshot.label} {snapshot.percentage:>4}" if snapshot.total else f"{snapshot.label} {snapshot.count}"
-    times = format_clock(snapshot.seconds) + (f"<{snapshot.time_left}" if snapshot.time_left else "")
-    facts = [f"{name}={value}" for name, value in snapshot.facts.items()]
-    words = [times, snapshot.throughput, *facts]
+    head = f"{progress.label} {progress.percentage:>4}" if progress.total else f"{progress.label} {progress.count}"
+    times = format_clock(progress.seconds) + (f"<{progress.time_left}" if progress.time_left else "")
+    facts = [f"{name}={value}" for name, value in progress.facts.items()]
+    words = [times, progress.throughput, *facts]
     for count, brackets in (
-        (f"{snapshot.count} " if snapshot.total else "", words),
+        (f"{progress.count} " if progress.total else "", words),
         ("", words),
-        ("", [times, snapshot.throughput, *facts[:1]]),
+        ("", [times, progress.throughput, *facts[:1]]),
         ("", [times, *facts[:1]]),
     ):
         tail = f"{count}[{', '.join(filter(None, brackets))}]"
         if columns is None or len(head) + len(tail) + _MIN_BAR_COLUMNS <= columns:
             break
-    return _literal(head) + ("|{bar}| " if snapshot.total else " ") + _literal(tail)  # tqdm cuts it off if need be
+    return _literal(head) + ("|{bar}| " if progress.total else " ") + _literal(tail)  # tqdm cuts it off if need be
 
 
 def _literal(text: str) -> str:
@@ -242,17 +224,17 @@ class LineDisplay:
         self._run_start = min(self._run_start, now)
         return max(now + _QUIET_SECONDS, self._earliest)
 
-    def show(self, snapshot: Snapshot, now: float) -> float:
+    def show(self, progress: Progress, now: float) -> float:
         """Print a line. The next one follows after a tenth of the time so far, but after 30 seconds to 10 minutes."""
-        if snapshot.seconds_left is not None and snapshot.seconds_left < _QUIET_SECONDS:
+        if progress.seconds_left is not None and progress.seconds_left < _QUIET_SECONDS:
             return now + _QUIET_SECONDS
         if now >= self._earliest:
-            count = f"{snapshot.percentage} ({snapshot.count})" if snapshot.total else snapshot.count
-            self._write(f"{snapshot.label}: {count}, {snapshot.words}")
+            count = f"{progress.percentage} ({progress.count})" if progress.total else progress.count
+            self._write(f"{progress.label}: {count}, {progress.words}")
             self._earliest = now + min(max((now - self._run_start) / 10, 30), 600)
         return self._earliest
 
-    def close(self, done: int) -> None:
+    def close(self) -> None:
         """Lines stay."""
 
 

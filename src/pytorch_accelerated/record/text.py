@@ -216,7 +216,8 @@ class GrowingTable:
         cells = _printable(cells)
         title, *_ = cells
         for name, value in cells.items():
-            self._widen(name, len(value), is_narrow=name == title)
+            room = _MIN_COLUMNS if name == title or name in self._minor_names else _MIN_VALUE_COLUMNS
+            self._value_widths[name] = max(self._value_widths.get(name, room), len(value))
         columns = self._columns or screen_columns()
         for names in ({name: [name] for name in self.names}, {name: _wrap(name) for name in self.names}):
             widths = {name: max(self._value_widths[name], *map(len, lines)) for name, lines in names.items()}
@@ -227,10 +228,6 @@ class GrowingTable:
             left_out.insert(0, widths.popitem()[0])
         names = {name: names[name] for name in widths}
         return "\n".join([*self._due_header(names, widths, _not_shown(left_out, columns)), _line(cells, widths)])
-
-    def _widen(self, name: str, width: int, *, is_narrow: bool) -> None:
-        room = _MIN_COLUMNS if is_narrow or name in self._minor_names else _MIN_VALUE_COLUMNS
-        self._value_widths[name] = max(self._value_widths.get(name, room), width)
 
     def _due_header(self, names: Mapping[str, list[str]], widths: Mapping[str, int], notes: list[str]) -> list[str]:
         height = max(map(len, names.values()))

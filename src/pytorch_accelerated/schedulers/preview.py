@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 import warnings
 from collections import defaultdict
@@ -17,7 +16,6 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.facts.placeholders import replace_trainer_placeholder_values
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.record.plotting import decorate, new_figure
-from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.schedulers.scheduler_base import StatefulSchedulerBase
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def scheduled_values(
     check_positive_count("num_epochs", num_epochs)
     check_positive_count("num_updates_per_epoch", num_updates_per_epoch)
     stand_in = _stand_in(optimizer, lr)
-    planned = SimpleNamespace(run_config=_config(num_epochs, num_updates_per_epoch))
+    planned = SimpleNamespace(run_config=_sizes(num_epochs, num_updates_per_epoch))
     scheduler = replace_trainer_placeholder_values(planned, create_scheduler_fn)(stand_in)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigurationError("ReduceLROnPlateau follows a metric of the run, so its rates are unknown before it.")
@@ -129,15 +127,14 @@ def _stand_in(optimizer: Any, lr: float) -> torch.optim.Optimizer:
     return stand_in
 
 
-def _config(num_epochs: int, num_updates_per_epoch: int) -> TrainerRunConfig:
-    """The run config of a run of this size, as far as placeholders go."""
-    unknown = dict.fromkeys(field.name for field in dataclasses.fields(TrainerRunConfig))
-    known: dict[str, Any] = {
-        "num_epochs": num_epochs,
-        "gradient_accumulation_steps": 1,
-        "num_update_steps_per_epoch": num_updates_per_epoch,
-        "num_local_update_steps_per_epoch": num_updates_per_epoch,
-        "max_num_train_steps": num_epochs * num_updates_per_epoch,
-        "train_dataloader_len": num_updates_per_epoch,
-    }
-    return TrainerRunConfig(**{**unknown, **known})
+def _sizes(num_epochs: int, num_updates_per_epoch: int) -> SimpleNamespace:
+    """The fields of the run config of a run of this size from which placeholders read."""
+    return SimpleNamespace(
+        num_epochs=num_epochs,
+        gradient_accumulation_steps=1,
+        num_update_steps_per_epoch=num_updates_per_epoch,
+        num_local_update_steps_per_epoch=num_updates_per_epoch,
+        max_num_train_steps=num_epochs * num_updates_per_epoch,
+        train_dataloader_len=num_updates_per_epoch,
+        eval_dataloader_len=None,
+    )
