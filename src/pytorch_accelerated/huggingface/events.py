@@ -17,7 +17,7 @@ from pytorch_accelerated.errors import ArgumentTypeError, InvalidCheckpointError
 from pytorch_accelerated.huggingface.arguments.fields import IntervalStrategy, SaveStrategy
 from pytorch_accelerated.huggingface.trainer_utils import warn
 from pytorch_accelerated.loop.callback import TrainerCallback as NativeCallback
-from pytorch_accelerated.loop.handler import EventHandler, needs_agreement
+from pytorch_accelerated.loop.handler import instance_of, needs_agreement, unknown_events
 from pytorch_accelerated.states.disk import explained_reading
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ _values_handed_over = operator.attrgetter(*_HANDED_OVER)
 _VALUES = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
 
-class CallbackHandler(EventHandler):
+class CallbackHandler:
     """Holds the callbacks of a trainer, in the order given, and calls them with ``args, state, control``.
 
     Callbacks may be genuine ones of `transformers`, or any objects with methods named like events. They and their
@@ -287,6 +287,7 @@ class CallbackHandler(EventHandler):
         callbacks: instances, or classes that can be made without arguments.
 
     Attributes:
+        callbacks: the instances. The list may be changed at any time.
         is_agreed: whether the ranks have agreed on the flags of the control since the last event.
     """
 
@@ -295,7 +296,7 @@ class CallbackHandler(EventHandler):
     def __init__(
         self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
     ) -> None:
-        super().__init__(TrainerCallback, EVENTS)
+        self.callbacks: list[Any] = []
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
@@ -306,18 +307,33 @@ class CallbackHandler(EventHandler):
             self.add_callback(callback)
 
     @property
-    def callbacks(self) -> list[Any]:
-        """The instances. The list may be changed at any time."""
-        return self._callbacks
-
-    @callbacks.setter
-    def callbacks(self, callbacks: list[Any]) -> None:
-        self._callbacks = callbacks
-
-    @property
     def callback_list(self) -> str:
         """The names of the callbacks' classes, a line each."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, an instance or a class, at the end.
+
+        Warns about a second one of a class, and about methods named almost like an event.
+
+        Raises:
+            ArgumentTypeError: for a native callback, or one without any method that is named like an event.
+        """
+        instance = instance_of(callback, EVENTS)
+        kind = type(instance)
+        if isinstance(instance, NativeCallback):
+            raise ArgumentTypeError(
+                f"{kind.__name__} is a callback of pytorch_accelerated.Trainer. Use one of "
+                "pytorch_accelerated.huggingface, or arguments such as `report_to`."
+            )
+        if any(_job(type(other)) == _job(kind) for other in self.callbacks):
+            warn(
+                f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
+                f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want."
+            )
+        for name, hint in unknown_events(instance, EVENTS, cutoff=0.85):
+            warn(f"{kind.__name__}.{name} will never be called: no event has that name.{hint}")
+        self.callbacks.append(instance)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback of a class, or this very instance, and return it; None if there is none.
@@ -356,7 +372,7 @@ class CallbackHandler(EventHandler):
         for flag in clears.get(event, ()):
             setattr(control, flag, False)
         empty = getattr(TrainerCallback, event, None)
-        for callback in tuple(self._callbacks):  # one may remove itself
+        for callback in tuple(self.callbacks):  # one may remove itself
             method = getattr(callback, event, None)
             if getattr(method, "__func__", method) is not empty and callable(method):  # most have the empty one
                 parts = zip(_HANDED_OVER, _values_handed_over(self), strict=True)
@@ -384,7 +400,7 @@ class CallbackHandler(EventHandler):
 
     def ranks_agree_after_each_update(self) -> bool:
         """Whether some callback may set a flag of the control at any time, as the callbacks declare."""
-        return any(map(needs_agreement, self._callbacks))
+        return any(map(needs_agreement, self.callbacks))
 
     def note_end(self, reason: str, skipped_updates: int) -> None:
         """Inform the display of how a training ended, which no event does.
@@ -393,7 +409,7 @@ class CallbackHandler(EventHandler):
             reason: why it ended early, or "" for what callbacks of ours know about that.
             skipped_updates: updates that were not applied, because gradients were not finite.
         """
-        ours = list(filter(is_ours, self._callbacks))
+        ours = list(filter(is_ours, self.callbacks))
         reasons = (getattr(callback, "reason_to_stop", "") for callback in ours)
         reason = reason or next(filter(None, reasons), "")
         for callback in ours:
@@ -402,31 +418,13 @@ class CallbackHandler(EventHandler):
 
     def close_displays(self) -> None:
         """Close progress bars and log files after an exception, for which callbacks have no event."""
-        for callback in filter(is_ours, self._callbacks):
+        for callback in filter(is_ours, self.callbacks):
             if callable(close := getattr(callback, "close", None)):
                 close()
 
     if TYPE_CHECKING:  # the methods of the events
 
         def __getattr__(self, name: str) -> Callable[..., Any]: ...
-
-    def _accepts(self, callback: Any) -> bool:
-        """Refuse native callbacks; warn about a second one of a class, and about methods named almost like an event."""
-        kind = type(callback)
-        if isinstance(callback, NativeCallback):
-            raise ArgumentTypeError(
-                f"{kind.__name__} is a callback of pytorch_accelerated.Trainer. Use one of "
-                "pytorch_accelerated.huggingface, or arguments such as `report_to`."
-            )
-        if any(_job(type(other)) == _job(kind) for other in self.callbacks):
-            warn(
-                f"A second {kind.__name__} was added to the callbacks, so it will act twice. "
-                f"Remove the first with `remove_callback({kind.__name__})`, unless that is what you want."
-            )
-        for name, hint in self._unknown_events(callback, cutoff=0.85):
-            if hint:  # names that are less alike are nobody's mistake
-                warn(f"{kind.__name__}.{name} will never be called: no event has that name.{hint}")
-        return True
 
 
 for _event in EVENTS:  # scripts call the method of an event

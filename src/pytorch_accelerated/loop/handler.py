@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from pytorch_accelerated.errors import (
@@ -21,60 +21,32 @@ from pytorch_accelerated.states.training_state import key_of_state
 Value = TypeVar("Value")
 
 
-class EventHandler:
-    """Holds callbacks in the order given, and finds the methods that act at an event. Subclasses call these methods.
+def instance_of(callback: Any, events: Iterable[str]) -> Any:
+    """The instance of a callback, which may be given as a class.
 
-    Args:
-        base: the class of callbacks whose methods do nothing.
-        events: the names of all events, with those that users add.
+    Raises:
+        ArgumentTypeError: if the callback has no method that is named like one of `events`.
     """
-
-    def __init__(self, base: type, events: Iterable[str]) -> None:
-        self._base = base
-        self._known_events = frozenset(events)
-        self._callbacks: list[Any] = []
-        self._methods = ByEvent(self.acting_methods)
-
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback, an instance or a class, at the end.
-
-        Raises:
-            ArgumentTypeError: if the callback has no method that is named like an event.
-        """
-        instance = callback() if isinstance(callback, type) else callback
-        if not any(callable(getattr(instance, event, None)) for event in self._known_events):
-            raise ArgumentTypeError(
-                f"{callback!r} is not a callback: none of its methods is named like an event. Pass a TrainerCallback."
-            )
-        if self._accepts(instance):
-            self._callbacks.append(instance)
-            self._forget_methods()
-
-    def acting_methods(self, event: str) -> list[Callable[..., Any]]:
-        """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
-        methods = [getattr(callback, event, None) for callback in self._callbacks]
-        empty = getattr(self._base, event, None)
-        return [each for each in methods if callable(each) and getattr(each, "__func__", each) is not empty]
-
-    def _accepts(self, callback: Any) -> bool:
-        """Check a callback that will be added. False leaves the callback out."""
-        return True
-
-    def _forget_methods(self) -> None:
-        self._methods.clear()
-
-    def _unknown_events(self, callback: Any, cutoff: float = 0.8) -> Iterator[tuple[str, str]]:
-        """The methods of `callback` that no event will call, each with a hint at the event that was probably meant.
-
-        Names that resemble no event belong to events that users fire themselves.
-        """
-        for name in dir(type(callback)):
-            if name.startswith("on_") and name not in self._known_events and callable(getattr(type(callback), name)):
-                for event in difflib.get_close_matches(name, self._known_events, n=1, cutoff=cutoff):
-                    yield name, f" Did you mean {event!r}?"
+    instance = callback() if isinstance(callback, type) else callback
+    if not any(callable(getattr(instance, event, None)) for event in events):
+        raise ArgumentTypeError(
+            f"{callback!r} is not a callback: none of its methods is named like an event. Pass a TrainerCallback."
+        )
+    return instance
 
 
-class CallbackHandler(EventHandler):
+def unknown_events(callback: Any, events: Collection[str], cutoff: float = 0.8) -> Iterator[tuple[str, str]]:
+    """The methods of `callback` that no event will call, each with a hint at the event that was probably meant.
+
+    Names that resemble no event belong to events that users fire themselves.
+    """
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in events and callable(getattr(type(callback), name)):
+            for event in difflib.get_close_matches(name, events, n=1, cutoff=cutoff):
+                yield name, f" Did you mean {event!r}?"
+
+
+class CallbackHandler:
     """Holds the callbacks of a trainer, in the order given, and calls them with the trainer and keyword arguments.
 
     Args:
@@ -90,9 +62,37 @@ class CallbackHandler(EventHandler):
     """
 
     def __init__(self, callbacks: Iterable[Any] = (), custom_events: Iterable[str] = ()) -> None:
-        super().__init__(TrainerCallback, {*EVENTS, *custom_events})
+        self._known_events = frozenset({*EVENTS, *custom_events})
+        self._callbacks: list[Any] = []
+        self._methods = ByEvent(self.acting_methods)
         self.acts_at = ByEvent(self._acts_at)
         self.add_callbacks(callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, an instance or a class, at the end.
+
+        Raises:
+            ArgumentTypeError: if the callback has no method that is named like an event.
+        """
+        instance = instance_of(callback, self._known_events)
+        kind = type(instance)
+        if vars(kind).get("counts_once") and any(type(other) is kind for other in self):
+            return
+        _refuse_callback_of_transformers(instance)
+        key = key_of_state(instance)
+        if key in map(key_of_state, self._callbacks):
+            raise DuplicateCallbackError(
+                f"There is already a callback with the state key {key!r}. Join the two into one, or give each its own "
+                "`state_key`, in a subclass."
+            )
+        for name, hint in unknown_events(instance, self._known_events):
+            warnings.warn(
+                f"{type(instance).__name__}.{name} will never be called by the training loop: no event has that "
+                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
+                stacklevel=stacklevel_of_user(),
+            )
+        self._callbacks.append(instance)
+        self._forget_methods()
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
         """Add multiple callbacks at the end, in their order."""
@@ -142,6 +142,12 @@ class CallbackHandler(EventHandler):
         if stop is not None:
             raise stop
 
+    def acting_methods(self, event: str) -> list[Callable[..., Any]]:
+        """The bound methods that `event` will call: those that are not the empty ones of `TrainerCallback`."""
+        methods = [getattr(callback, event, None) for callback in self._callbacks]
+        empty = getattr(TrainerCallback, event, None)
+        return [each for each in methods if callable(each) and getattr(each, "__func__", each) is not empty]
+
     def ranks_agree_after_each_update(self) -> bool:
         """Whether something on this rank may ask to stop at an event of an update, as the callbacks declare."""
         owners = (getattr(method, "__self__", None) for event in EVENTS_OF_UPDATE for method in self._methods[event])
@@ -156,27 +162,8 @@ class CallbackHandler(EventHandler):
         return self._hears_everything or bool(self._methods[event])
 
     def _forget_methods(self) -> None:
-        super()._forget_methods()
+        self._methods.clear()
         self.acts_at.clear()
-
-    def _accepts(self, callback: Any) -> bool:
-        kind = type(callback)
-        if vars(kind).get("counts_once") and any(type(other) is kind for other in self):
-            return False
-        _refuse_callback_of_transformers(callback)
-        key = key_of_state(callback)
-        if key in map(key_of_state, self._callbacks):
-            raise DuplicateCallbackError(
-                f"There is already a callback with the state key {key!r}. Join the two into one, or give each its own "
-                "`state_key`, in a subclass."
-            )
-        for name, hint in self._unknown_events(callback):
-            warnings.warn(
-                f"{type(callback).__name__}.{name} will never be called by the training loop: no event has that "
-                f"name.{hint} If you fire it yourself, list it in the trainer's class attribute `custom_events`.",
-                stacklevel=stacklevel_of_user(),
-            )
-        return True
 
 
 class ByEvent(dict[str, Value]):
