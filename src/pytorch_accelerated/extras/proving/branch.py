@@ -126,11 +126,8 @@ def _begin(
         origin = {"trunk": str(states), "update": update, "changed": changed}
         facts = {**manifest.facts, "branch_of": [*manifest.facts.get("branch_of", []), origin]}
 
-        def write() -> None:
-            parts = _with_settings(source, before, after) | _with_other_keys(source, writing)
-            _publish(source, final, dataclasses.replace(manifest, facts=facts), parts)
-
-        ranks.do_on_first(write)
+        parts, manifest = _with_settings(source, before, after), dataclasses.replace(manifest, facts=facts)
+        ranks.do_on_first(lambda: _publish(source, final, manifest, parts))
     finally:
         if ranks.is_first:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -295,22 +292,6 @@ def _with_settings(source: Path, before: _AtStart, after: _AtStart) -> dict[str,
                 "known. Change the rate instead, or the attributes of `trainer.scheduler` in a callback."
             )
         parts["scheduler"] = encode(after.schedule[1], path="scheduler")
-    return parts
-
-
-def _with_other_keys(source: Path, callbacks: list[Any]) -> dict[str, Encoded]:
-    """The parts with states of callbacks, under the paths to which those of the branch write, in the same order."""
-    parts, saved = {}, json.loads((source / "callbacks.json").read_bytes())
-    keys: dict[str, str] = {}
-    for kind in {type(each).__name__ for each in callbacks}:
-        old = [key for key in saved if key.startswith(f"{kind}(")]
-        new = [each.state_key for each in callbacks if type(each).__name__ == kind]
-        keys |= {key: other for key, other in zip(old, new, strict=False) if saved[key]}
-    for file in [source / "callbacks.json", *source.glob("rank_*.json")] if keys else []:
-        structure = json.loads(file.read_bytes())
-        states = structure if file.stem == "callbacks" else structure.get("callbacks", {})
-        renamed = {keys.get(key, key): state for key, state in states.items()}
-        parts[file.stem] = Encoded(renamed if states is structure else {**structure, "callbacks": renamed}, {})
     return parts
 
 
