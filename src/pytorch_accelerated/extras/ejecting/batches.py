@@ -56,6 +56,7 @@ class Batches:
         is_counted: whether only the batch tells `items`.
         may_lack: whether they may be 0.
         round: rows of a batch on every rank.
+        borrows: whether a rank may have no row of the last update.
         rows_per_update: None if an update is one batch.
         called: the name of the model that computes a loss.
         weighted: the loss times its share of the update.
@@ -172,13 +173,16 @@ class Batches:
         if self._records_updates:  # but for losses that aren't finite
             has_pieces, recorded = True, "loss_of_update" if steps > 1 else self.loss
             self.recorded = f"({recorded}.item(), {recorded}.isfinite().item())"
+        rest = 0 if self.drops_last else self._rows % (self.round * steps)
+        self.borrows = self._kind == "train" and rest < self._ranks * -(-rest // self.round)
+        if self.borrows:  # then rows are counted, too
+            if self.loss != "loss" and not self.is_counted:
+                raise refused(f"a hook would get none of the last {rest} rows on a rank", "Give `drop_last`.")
+            self.is_counted = self.may_lack = True
         whole = "order" if self._kind == "train" else "dataset"
         share = "count / total" if self.is_counted else f"len({self.each}) / len(update)"
         self.weighted = f"{self.loss} * ({'RANKS * ' * (self._ranks > 1)}{share})"
         self.rows_per_update = self.round * steps if steps > 1 or self._ranks > 1 else None
-        rest = 0 if self.drops_last else self._rows % (self.round * steps)
-        if self._kind == "train" and rest < self._ranks * -(-rest // self.round):
-            raise refused(f"a rank gets none of the last {rest} rows", "Give `drop_last`, or another batch size.")
         self.mean = f"mean_of(losses, {piece})" if has_pieces else f"np.sum(losses) / len({whole})"
 
 
