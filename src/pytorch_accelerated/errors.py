@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 class PytorchAcceleratedError(Exception):
@@ -140,3 +141,13 @@ def explained_loading(what: str, source: object) -> Iterator[None]:
             f"{what} cannot load its state from {source} ({type(error).__name__}: {error}). Nothing was changed. "
             "Make everything as it was when the state was saved, or use another one."
         ) from error
+
+
+def require_kinds(state: Any, kinds: Mapping[str, tuple[type, ...]], *, of: str) -> None:
+    """Refuse a state (`of` an object) that lacks an entry of `kinds`, or has one of another type than allowed there."""
+    has = state if isinstance(state, Mapping) else {}
+    wrong = [name for name, allowed in kinds.items() if name not in has or type(has[name]) not in allowed]
+    if wrong:
+        raise InvalidCheckpointError(
+            f"The state of {of} was written by another class: {', '.join(wrong)} is missing or of another kind."
+        )

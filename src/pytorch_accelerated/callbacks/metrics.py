@@ -12,7 +12,13 @@ import torch
 
 from pytorch_accelerated.callbacks.named_metrics import NUMBER_NAMES, NamedMetrics, check_names
 from pytorch_accelerated.callbacks.tasks import Asked, Task, kind_of_task, predicts_next
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError, explained_loading
+from pytorch_accelerated.errors import (
+    ArgumentTypeError,
+    ConfigurationError,
+    HookOutputError,
+    explained_loading,
+    require_kinds,
+)
 from pytorch_accelerated.facts.error_notes import described
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import would_broadcast
@@ -21,7 +27,6 @@ from pytorch_accelerated.prediction.collecting import InMemoryPredictions, are_r
 from pytorch_accelerated.ranks.compat.extras import reductions_of, set_update_count
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
-from pytorch_accelerated.states.matching import require_kinds
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, require_kinds
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.numerics import described_parameters
 from pytorch_accelerated.record.text import format_count
 from pytorch_accelerated.record.watching import WatchedMetric, is_finite_number
-from pytorch_accelerated.states.matching import require_kinds
 
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer

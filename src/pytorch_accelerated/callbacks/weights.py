@@ -13,7 +13,7 @@ from torch import nn
 
 from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
 from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST
-from pytorch_accelerated.errors import ConfigurationError, DuplicateCallbackError, NonFiniteLossError
+from pytorch_accelerated.errors import ConfigurationError, DuplicateCallbackError, NonFiniteLossError, require_kinds
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.averaging import ModelEma, ShardedEma
 from pytorch_accelerated.ranks.compat.torch import is_batch_norm
@@ -21,7 +21,6 @@ from pytorch_accelerated.ranks.keeping import kept
 from pytorch_accelerated.ranks.sharding import has_shards, whole
 from pytorch_accelerated.record.text import folded, format_count
 from pytorch_accelerated.record.warning import warn_user
-from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.weights import canonical_state_dict, check_model_finite, load_canonical
 
 if TYPE_CHECKING:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError
+from pytorch_accelerated.errors import ConfigurationError, MissingDependencyError, require_kinds
 from pytorch_accelerated.facts import require
 from pytorch_accelerated.record import joined, warn_user
 from pytorch_accelerated.record.text import folded
-from pytorch_accelerated.states import require_kinds
 from pytorch_accelerated.tracking import MetricRecord, RunHistory, StepRecord, hyperparameters_of
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A save, in this order: `training_state` collects what a state consists of, `state_folder` writes a folder of it,
 `publish` makes the folder appear whole or not at all, `codec` turns nested values into JSON and safetensors. A resume:
 `verify` finds a folder that matches its manifest, `state_folder` reads it, `loading` loads all of it or nothing, with
-`weights`, `optimizers` and `matching`, which check that a state fits.
+`weights` and `optimizers`, which check that a state fits.
 
 `disk` has all operations that change the disk, `layout` the names of files and the manifest. `portable` reads and
 writes single ``.pt`` files. `policy` says how often to save and which states to keep, `run_folder` keeps two runs out
@@ -12,7 +12,6 @@ of one folder.
 
 from pytorch_accelerated.states.codec import Encoded, chunks, dump_json, encode
 from pytorch_accelerated.states.loading import load_run
-from pytorch_accelerated.states.matching import require_kinds
 from pytorch_accelerated.states.optimizers import read_optimizer_file
 from pytorch_accelerated.states.policy import MEASURED_FILE, Retention, judged_states, read_metric_records
 from pytorch_accelerated.states.portable import load_portable, save_portable
@@ -40,7 +39,6 @@ __all__ = [
     "read_metric_records",
     "read_optimizer_file",
     "read_state",
-    "require_kinds",
     "save_portable",
     "save_run",
 ]

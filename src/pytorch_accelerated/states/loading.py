@@ -28,8 +28,12 @@ from pytorch_accelerated.ranks.preparation import OptimizerMode
 from pytorch_accelerated.ranks.ranks import Ranks
 from pytorch_accelerated.ranks.sharding import Shard, is_sharded
 from pytorch_accelerated.ranks.wrappers import bare_model
-from pytorch_accelerated.states.matching import mismatch
-from pytorch_accelerated.states.optimizers import checked_optimizer_state, load_optimizer_state, read_optimizer_file
+from pytorch_accelerated.states.optimizers import (
+    checked_optimizer_state,
+    load_optimizer_state,
+    mismatch,
+    read_optimizer_file,
+)
 from pytorch_accelerated.states.portable import load_portable
 from pytorch_accelerated.states.state_folder import read_state
 from pytorch_accelerated.states.training_state import (

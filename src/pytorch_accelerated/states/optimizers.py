@@ -1,4 +1,5 @@
 """The state of an optimizer: its functions, its own file, and whether it fits the optimizer that will load it.
+`mismatch` compares any state with the live values that it would replace.
 
 torch loads any state whose groups have the right sizes, and fails in the next step.
 """
@@ -6,6 +7,7 @@ torch loads any state whose groups have the right sizes, and fails in the next s
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,6 @@ from pytorch_accelerated.errors import InvalidCheckpointError
 from pytorch_accelerated.ranks.compat.torch import parts_of_schedule
 from pytorch_accelerated.ranks.optimizers import Optimizers
 from pytorch_accelerated.ranks.sharding import is_sharded, sharded_like
-from pytorch_accelerated.states.matching import mismatch
 from pytorch_accelerated.states.portable import load_portable
 from pytorch_accelerated.states.verify import read_manifest, verify
 
@@ -214,3 +215,38 @@ def replaced_settings(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mappi
         if name in group and group[name] != value
     }
     return sorted(differences)
+
+
+def mismatch(live: Any, saved: Any, path: str) -> str | None:
+    """The first place where `saved` is of another kind than `live`, in words; None if there is none.
+
+    Only items that both containers have are compared. Anything fits where `live` is None, or is not a plain value.
+
+    >>> mismatch({"last_epoch": 3, "factor": 0.5}, {"last_epoch": "x", "factor": 1}, "scheduler")
+    'scheduler.last_epoch is a str, not an int'
+    """
+    items: list[tuple[Any, Any, str]] = []
+    if isinstance(live, Mapping) and isinstance(saved, Mapping):
+        items = [(value, saved[key], f"{path}.{key}") for key, value in live.items() if key in saved]
+    elif isinstance(live, (list, tuple)) and isinstance(saved, (list, tuple)):
+        items = [(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(live, saved, strict=False))]
+    complaint = next(filter(None, (mismatch(*item) for item in items)), None)
+    if complaint is not None:
+        return complaint
+    if _is_number(live):
+        fits = _is_number(saved)
+    elif isinstance(live, torch.Tensor):
+        fits = isinstance(saved, torch.Tensor) or _is_number(saved)
+    else:
+        kinds: tuple[Any, ...] = (Mapping, (list, tuple), str, bytes, bool)
+        fits = isinstance(saved, next((kind for kind in kinds if isinstance(live, kind)), object))
+    if fits:
+        return None
+    name = type(live).__name__
+    return f"{path} is a {type(saved).__name__}, not a{'n' * (name[0] in 'aeio')} {name}"
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 and not value.is_complex() and value.dtype != torch.bool
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
