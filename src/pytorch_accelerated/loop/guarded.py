@@ -20,7 +20,7 @@ from pytorch_accelerated.loop.step import Call, Step
 from pytorch_accelerated.ranks.compat.torch import stored_values, tensor_stores
 from pytorch_accelerated.ranks.held import held_parts
 from pytorch_accelerated.ranks.keeping import Kept
-from pytorch_accelerated.ranks.numerics import FirstNonFinite, is_all_finite, listed
+from pytorch_accelerated.ranks.numerics import is_all_finite, listed, non_finite_modules
 from pytorch_accelerated.ranks.sharding import own_part
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.loss import LossTracker
@@ -211,16 +211,15 @@ class GuardedStep(Step):
         """
         if not is_all_finite(batch):
             return " The batch itself has values that are NaN or infinite."
-        first = FirstNonFinite()
         try:
-            with torch.no_grad(), first.watching(bare_model(self.parts.model)):
+            with torch.no_grad(), non_finite_modules(bare_model(self.parts.model)) as names:
                 output = self.context.trainer.calculate_train_batch_loss(batch)
         except Exception:  # a second pass may not fit into memory, or the hook may count its calls
             return ""
         finally:
             self.before_update.restore()
-        if first.names:
-            return f" The first outputs that are not finite come from the module {listed(first.names)}."
+        if names:
+            return f" The first outputs that are not finite come from the module {listed(names)}."
         if is_all_finite(output.get("loss")):
             return ""  # dropout before this batch of the update may have drawn differently
         return " The outputs of all modules are finite, so it comes from the loss function."

@@ -66,7 +66,7 @@ class ModelEma(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(innermost(model)).eval().requires_grad_(False)
         self.decay = decay
-        self._names_to_copy = _names_of_infinite_entries(self.module)
+        self._names_to_copy = _names_to_copy(self.module)
         self._pairs: _Pairs | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class ModelEma(nn.Module):
         averages, values, copies, sources = self._paired_with(model)
         copy_all(averages, values)
         copy_all(copies, sources)
-        self._names_to_copy = _names_of_infinite_entries(self.module)
+        self._names_to_copy = _names_to_copy(self.module)
         self._pairs = None
 
     def update_fn(self, ema_value: Tensor, model_value: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class ShardedEma:
         self.decay = decay
         self.averages: dict[str, Tensor] = {name: each.detach().clone() for name, each in self._entries(model)}
         parts = {name: own_part(each) for name, each in self.averages.items()}
-        self._moving = [name for name, part in parts.items() if _has_average(part) and bool(part.isfinite().all())]
+        self._moving = [name for name, part in parts.items() if _has_average(part)]
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -195,8 +195,7 @@ class _Pairs:
 
         ours, theirs = _find_entries(average), _find_entries(model)
         _check_that_entries_match(ours, theirs)
-        copied = names_to_copy | {name for name, place in ours.items() if not _has_average(_entry_at(place))}
-        both = [name for name in ours if name not in copied], [name for name in ours if name in copied]
+        both = [name for name in ours if name not in names_to_copy], [name for name in ours if name in names_to_copy]
         self._places = [[places[name] for name in names] for names in both for places in (ours, theirs)]
 
     def still_match(self, average: nn.Module, model: nn.Module) -> bool:
@@ -218,7 +217,7 @@ _Place = tuple[dict[str, Any], str]
 
 
 def _has_average(entry: Tensor) -> bool:
-    return entry.is_floating_point() or entry.is_complex()
+    return (entry.is_floating_point() or entry.is_complex()) and bool(entry.isfinite().all())
 
 
 def _entry_at(place: _Place) -> Tensor:
@@ -245,9 +244,9 @@ def _find_entries(model: nn.Module) -> dict[str, _Place]:
     return places
 
 
-def _names_of_infinite_entries(model: nn.Module) -> set[str]:
+def _names_to_copy(model: nn.Module) -> set[str]:
     # Checked here, not during updates, because reading values waits for the device.
-    return {name for name, place in _find_entries(model).items() if not bool(torch.isfinite(_entry_at(place)).all())}
+    return {name for name, place in _find_entries(model).items() if not _has_average(_entry_at(place))}
 
 
 def _check_that_entries_match(ours: dict[str, _Place], theirs: dict[str, _Place]) -> None:

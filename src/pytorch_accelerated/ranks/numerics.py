@@ -59,27 +59,22 @@ def listed(names: list[str]) -> str:
     return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
-class FirstNonFinite:
-    """Which modules make values that are not finite out of finite ones, in the order in which they do.
+@contextlib.contextmanager
+def non_finite_modules(model: nn.Module) -> Iterator[list[str]]:
+    """In the block, which modules of `model` make values that are not finite out of finite ones, in that order.
 
-    Attributes:
-        names: those modules; of a module and one inside it, only the one inside.
+    Of a module and one inside it, the list gets only the name of the one inside.
     """
+    names: list[str] = []
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """In the block, the forward passes of the modules of `model` are watched."""
-        with contextlib.ExitStack() as hooks:
-            for name, module in model.named_modules():
-                hook = module.register_forward_hook(functools.partial(self._look, name), with_kwargs=True)
-                hooks.callback(hook.remove)
-            yield
-
-    def _look(self, name: str, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+    def look(name: str, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
         inside = f"{name}." if name else ""
-        is_known = name in self.names or any(each.startswith(inside) for each in self.names)
+        is_known = name in names or any(each.startswith(inside) for each in names)
         if not is_known and not is_all_finite(output) and is_all_finite([list(arguments), dict(keywords)]):
-            self.names.append(name or type(module).__name__)
+            names.append(name or type(module).__name__)
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hook = module.register_forward_hook(functools.partial(look, name), with_kwargs=True)
+            hooks.callback(hook.remove)
+        yield names

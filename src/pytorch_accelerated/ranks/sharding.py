@@ -37,8 +37,8 @@ def is_in_pieces(parameter: Any) -> bool:
     return hasattr(parameter, "ds_tensor")
 
 
-def pieces_of(model: nn.Module) -> dict[str, Shard]:
-    """This rank's parts of the parameters that DeepSpeed's ZeRO 3 has cut up, by name."""
+def pieces_of(model: nn.Module) -> dict[str, Any]:
+    """This rank's parts (`Piece`) of the parameters that DeepSpeed's ZeRO 3 has cut up, by name."""
     found = {name: each for name, each in model.named_parameters(remove_duplicate=False) if is_in_pieces(each)}
     module = require("pytorch_accelerated.extras.deepspeed.pieces", needed_by="ZeRO 3") if found else None
     return {name: module.piece_of(each) for name, each in found.items()} if module else {}
@@ -64,14 +64,6 @@ class Shard:
     def to_local(self) -> torch.Tensor:
         """The part."""
         return self.part
-
-    def full_tensor(self) -> torch.Tensor:
-        """The whole tensor, for which all ranks must call this."""
-        raise NotImplementedError
-
-    def take(self, other: Shard) -> None:
-        """Copy the values of another one."""
-        self.part.copy_(other.part)
 
 
 def shard_of(tensor: Any) -> Shard:
