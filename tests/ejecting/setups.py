@@ -365,10 +365,12 @@ def face(kind: Any = SumTagger, optimizers: Any = None, parts: Any = None, **giv
     )
     model = kind()
     sets: Any = NumberedRows() if kind is Regressor else Texts()
-    parts = {"data_collator": None if kind is Regressor else padded, **(parts or {})}
+    parts = {"data_collator": None if kind is Regressor else padded, "train_dataset": sets, "eval_dataset": sets} | (
+        parts or {}
+    )
     parts |= {} if optimizers is None else {"optimizers": optimizers(model)}
     parts |= {} if "model_init" in parts else {"model": model}
-    return HuggingFaceTrainer(args=arguments, train_dataset=sets, eval_dataset=sets, **parts), {}
+    return HuggingFaceTrainer(args=arguments, **parts), {}
 
 
 def its_own_optimizer(model: nn.Module) -> Any:
@@ -386,6 +388,22 @@ def batches_of_an_update_by_their_rows() -> Any:
 
 def rows_stacked_by_the_collator() -> Any:
     return face(Regressor, bf16=True, data_seed=5, dataloader_drop_last=True, optim="sgd", lr_scheduler_type="cosine")
+
+
+def language_model() -> Any:
+    """A causal language model of `transformers`, which shifts labels by one, on rows of `datasets`."""
+    import datasets
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=8, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    rows = datasets.Dataset.from_list([{"input_ids": [index * each % 8 for each in range(6)]} for index in range(21)])
+
+    def collate(rows: list[Any]) -> dict[str, torch.Tensor]:
+        tokens = torch.tensor([row["input_ids"] for row in rows])
+        return {"input_ids": tokens, "labels": torch.where(tokens == 3, IGNORED, tokens)}
+
+    parts = {"data_collator": collate, "train_dataset": rows, "eval_dataset": rows}
+    return face(lambda: transformers.GPT2LMHeadModel(config), parts=parts, gradient_accumulation_steps=2)
 
 
 def random_face(seed: int) -> Any:

@@ -36,6 +36,7 @@ from tests.ejecting.setups import (
     Tagger,
     data,
     face,
+    language_model,
     random_face,
     random_setup,
     run,
@@ -59,6 +60,13 @@ def test_a_random_run_of_the_hugging_face_trainer_and_its_script_end_with_the_sa
     seed: int, tmp_path: Path
 ) -> None:
     compare(partial(random_face, seed), tmp_path)
+
+
+@in_release
+def test_a_language_model_of_transformers_and_its_script_end_with_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    compare(language_model, tmp_path)
 
 
 @in_release

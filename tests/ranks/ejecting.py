@@ -16,6 +16,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 from pytorch_accelerated.errors import ConfigurationError
@@ -56,6 +58,10 @@ for reason, given in (
     trainer, arguments = run(**given)
     with pytest.raises(ConfigurationError, match=reason):
         trainer.eject(folder / "none.py", **arguments)
+trainer, arguments = run()
+fully_shard(trainer.model, mesh=init_device_mesh("cpu", (trainer._ranks.count,)))
+with pytest.raises(ConfigurationError, match="a sharded model"):
+    trainer.eject(folder / "none.py", **arguments)
 # The file exists already, which one rank finds out for all.
 trainer, arguments = run()
 with pytest.raises(ConfigurationError, match="exists"):

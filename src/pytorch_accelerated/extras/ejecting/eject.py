@@ -21,7 +21,6 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import pytorch_accelerated
-from pytorch_accelerated import callbacks as known
 from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
     ModelEmaCallback,
@@ -33,7 +32,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.ejecting.batches import Batches
 from pytorch_accelerated.extras.ejecting.own_code import OwnCode, is_literal, is_ours, refused
 from pytorch_accelerated.facts import TrainSettings, trees
-from pytorch_accelerated.ranks import Optimizers, kept
+from pytorch_accelerated.ranks import Optimizers, has_shards, kept
 from pytorch_accelerated.run_config import TrainerRunConfig
 from pytorch_accelerated.states.publish import write_whole
 from pytorch_accelerated.trainer import replace_trainer_placeholder_values
@@ -232,8 +231,9 @@ def _refuse_ranks(trainer: Trainer) -> None:
     accelerator = trainer.run_context.parts.accelerator
     kind, handler = accelerator.distributed_type.value, accelerator.ddp_handler
     options = handler.to_kwargs().keys() - {"gradient_as_bucket_view"} if handler else ()  # that one changes no bit
-    if kind != "MULTI_CPU" or options:
-        raise refused(f"processes train by {kind} {' '.join(options)}", "Let them train by DDP on CPUs, as usual.")
+    if kind != "MULTI_CPU" or options or has_shards(trainer.model):
+        how = "a sharded model" if has_shards(trainer.model) else f"{kind} {' '.join(options)}"
+        raise refused(f"processes train by {how}", "Let them train by DDP on CPUs, as usual.")
     trained = {id(each) for group in trainer.optimizer.param_groups for each in group["params"]}
     if trained - {id(each) for each in trainer.model.parameters()}:
         raise refused("DDP doesn't join the gradients of parameters outside of the model", "Put them into it.")
@@ -325,11 +325,10 @@ def _metric(name: str, evaluation: Any, who: str) -> str:
 def _parts_of(trainer: Trainer, evaluation: Batches | None) -> tuple[dict[str, Any], list[str]]:
     """The facts about the trainer's callbacks, and the names of those that are left out."""
     parts: dict[str, Any] = dict.fromkeys(_PARTS.values())
-    onlookers = tuple(getattr(known, name) for name in _ONLOOKERS)
     left_out: list[str] = []
     for callback in trainer.callback_handler:
         kind, metric = type(callback), None
-        if kind in onlookers:
+        if is_ours(callback) and kind.__name__ in _ONLOOKERS:
             left_out.append(kind.__name__)
             continue
         if (name := _PARTS.get(kind)) is None or getattr(callback, "model_ema", ModelEma) is not ModelEma:
