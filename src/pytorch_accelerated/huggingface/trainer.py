@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
-from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.errors import ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
@@ -198,7 +198,8 @@ class Trainer(TrainerHooks):
             """Attributes of `transformers`' trainer that scripts use, or an error that says what to do instead."""
             if name in refusing.READ_BY_SCRIPTS:
                 return refusing.READ_BY_SCRIPTS[name](self)
-            refusing.refuse_method(type(self), name)
+            if name in refusing.METHODS_ELSEWHERE:
+                raise MissingMethodError(f"{type(self).__name__} has no `{name}`. {refusing.METHODS_ELSEWHERE[name]}")
             return super().__getattribute__(name)  # raises the original error, also one from inside a property
 
     @property

@@ -315,10 +315,7 @@ class CheckpointStates(States):
 
 def read_trainer_state(folder: Path) -> TrainerState:
     """The state in a checkpoint."""
-    path = folder / TRAINER_STATE_NAME
-    if not is_file(path):
-        raise InvalidCheckpointError(f"{folder} has no {TRAINER_STATE_NAME}, which has the progress of the run.")
-    return TrainerState.load_from_json(path)
+    return TrainerState.load_from_json(folder / TRAINER_STATE_NAME)
 
 
 def agreed_checkpoint(source: Any, args: TrainingArguments, ranks: Ranks) -> Path | None:
@@ -349,26 +346,20 @@ def restore_callbacks(callbacks: list[Any], states: Mapping[str, Any]) -> Traine
 
 
 def generators_of_all(ranks: Ranks) -> dict[str, Any]:
-    """The states of all ranks' random generators, by file name. All ranks must call it."""
-    generators = ranks.exchange(known_generator_states(is_alone=ranks.count == 1))
-    return {_rng_state_name(rank, ranks): state for rank, state in enumerate(generators)}
+    """The states of all ranks' random generators for transformers, made of plain values and tensors, by file name.
 
-
-def _rng_state_name(rank: int, ranks: Ranks) -> str:
-    return f"rng_state_{rank}.pth" if ranks.count > 1 else "rng_state.pth"
-
-
-def known_generator_states(*, is_alone: bool) -> dict[str, Any]:
-    """The states of this process's generators for transformers, made of plain values and tensors.
-
-    If the process is alone, transformers expects the state of its GPU, else of all GPUs.
+    All ranks must call it.
     """
     states = generator_states()
     algorithm, keys, *rest = states["numpy"]
     known = {"python": random.getstate(), "numpy": (algorithm, keys.tolist(), *rest), "cpu": states["torch"]}
-    if "cuda" in states:
-        known["cuda"] = states["cuda"][torch.cuda.current_device()] if is_alone else states["cuda"]
-    return known
+    if "cuda" in states:  # transformers expects the state of all GPUs, or of the one that a process alone uses
+        known["cuda"] = states["cuda"][torch.cuda.current_device()] if ranks.count == 1 else states["cuda"]
+    return {_rng_state_name(rank, ranks): state for rank, state in enumerate(ranks.exchange(known))}
+
+
+def _rng_state_name(rank: int, ranks: Ranks) -> str:
+    return f"rng_state_{rank}.pth" if ranks.count > 1 else "rng_state.pth"
 
 
 def read_generator_states(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, MissingMethodError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
 from pytorch_accelerated.facts.settings import check_optimizer
 from pytorch_accelerated.huggingface.arguments.fields import SaveStrategy
 from pytorch_accelerated.huggingface.arguments.parallel import deepspeed
@@ -53,7 +53,7 @@ _HOOKS_ELSEWHERE = {
 }
 
 # Methods of `transformers`' Trainer that scripts call.
-_METHODS_ELSEWHERE = {
+METHODS_ELSEWHERE = {
     **_HOOKS_ELSEWHERE,
     "init_hf_repo": "Call `huggingface_hub.create_repo(...)`.",
     "push_to_hub": "Call `trainer.model.push_to_hub(...)`, and the same of the `processing_class`.",
@@ -75,12 +75,6 @@ def refuse_hooks_that_do_not_exist(kind: type[Any]) -> None:
                 f"{base.__name__} defines `{_LOADS}` without calling that of the base. Here both are loaded with the "
                 f"rest of the run before it is called, which it cannot change. Call `super().{_LOADS}(checkpoint)`."
             )
-
-
-def refuse_method(kind: type[Any], name: str) -> None:
-    """Raise a MissingMethodError, an AttributeError, if only the Trainer of `transformers` has a method `name`."""
-    if name in _METHODS_ELSEWHERE:
-        raise MissingMethodError(f"{kind.__name__} has no `{name}`. {_METHODS_ELSEWHERE[name]}")
 
 
 def complaints_about_parts(
