@@ -27,7 +27,8 @@ except ImportError:  # Windows
 
 
 LOCK_NAME = ".lock"
-_held: set[Path] = set()  # by this process; the operating system would grant it the same lock twice
+# Held by this process; the operating system would grant it the same lock twice.
+_held: dict[Path, FolderLock] = {}
 # Network file systems may show another machine's files with a delay: NFS caches listings for up to a minute.
 SECONDS_TO_APPEAR = 90.0
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -48,7 +49,6 @@ class FolderLock:
         self._folder = resolved(folder)
         self._path = self._folder / name
         self._argument = argument
-        self._is_held = False
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -59,14 +59,12 @@ class FolderLock:
             make_folders(self._folder)
             while fcntl is not None and not self._try_to_lock():
                 pass
-        _held.add(self._path)
-        self._is_held = True
+        _held[self._path] = self
 
     def release(self) -> None:
         """Unlock the folder if it is locked."""
-        if self._is_held:
-            self._is_held = False
-            _held.discard(self._path)
+        if _held.get(self._path) is self:
+            del _held[self._path]
         if self._descriptor is not None:
             # Removed while it is locked, so nobody else can have locked this file since.
             with contextlib.suppress(OSError):  # a file left behind locks nothing
