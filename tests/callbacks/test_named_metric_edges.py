@@ -12,7 +12,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import MetricsCallback
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.errors import HookOutputError
 from tests.support.named import Same, own
 
 
@@ -219,6 +219,6 @@ def test_a_causal_model_is_measured_at_the_next_token_and_an_unknown_one_asks() 
             measured(unknown)
 
 
-def test_a_name_that_is_there_twice_is_told_before_a_run() -> None:
-    with pytest.raises(ConfigurationError, match="'accuracy' is there twice"):
-        MetricsCallback(["accuracy", "accuracy"])
+def test_a_metric_may_be_recorded_under_two_names() -> None:
+    found = evaluated(SCORES, CLASSES, {"first": "accuracy", "second": "accuracy"}, CROSS_ENTROPY)
+    assert found["eval_first"] == found["eval_second"] == (SCORES.argmax(1) == CLASSES).double().mean().item()

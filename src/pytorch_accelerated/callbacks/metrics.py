@@ -127,7 +127,7 @@ class MetricsCallback(TrainerCallback):
     def recorded_names(self) -> list[str]:
         """The names under which metrics by name are recorded, known before they have values."""
         prefixes = ("train", "eval", "intermediate_eval")
-        return [f"{prefix}_{name}" for prefix in prefixes for name in self._recorded.values()]
+        return [f"{prefix}_{name}" for prefix in prefixes for name in self._recorded]
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class MetricsCallback(TrainerCallback):
         average: str | None = None,
     ) -> None:
         self._recorded, self._functions, others = _divided(metrics)
-        self._names = list(self._recorded)
+        self._names = list(dict.fromkeys(self._recorded.values()))
         dim = -1 if predictions == "argmax" and classes_dim is None else classes_dim
         self.asked = Asked(task, dim, ignore_index, scores, average)
         self._task: Task | None = None  # of the names, as soon as a batch has told it
@@ -179,7 +179,7 @@ class MetricsCallback(TrainerCallback):
         if self.predictions is None and self.targets is None and (self._names or self.metrics is not None):
             return type(self).__name__
         of_torchmetrics = [] if self.metrics is None else map(str, self.metrics.keys())
-        names = [*self._recorded.values(), *self._functions, *of_torchmetrics]
+        names = [*self._recorded, *self._functions, *of_torchmetrics]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -362,7 +362,8 @@ class MetricsCallback(TrainerCallback):
                 states = ranks.exchange(here.state()[_NAMED])
                 named = NamedMetrics(self._names, self._task, self.asked, trainer.device)  # type: ignore[arg-type]
                 _add_states(named, states)
-            values = {self._recorded[name]: value for name, value in named.values().items()}
+            found = named.values()
+            values = {recorded: found[name] for recorded, name in self._recorded.items()}
         if here.collection is not None:
             if ranks.count > 1:
                 _write_states(here.collection, ranks.exchange(_read_states(here.collection)))
@@ -478,7 +479,7 @@ def _refuse_stacked(name: str, metric: Metric) -> None:
 
 
 def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], Any]:
-    """What the user has passed: names, each with that under which it is recorded; functions by name; the rest or None.
+    """What the user has passed: names, each by that under which it is recorded; functions by name; the rest or None.
 
     The rest are metrics of torchmetrics in any form.
 
@@ -489,7 +490,7 @@ def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], A
     if isinstance(metrics, Mapping):
         if metrics and all(isinstance(each, str) for each in metrics.values()):
             check_names(list(metrics.values()))
-            return {metric: name for name, metric in metrics.items()}, {}, None
+            return dict(metrics), {}, None
         functions = {name: metric for name, metric in metrics.items() if not _is_of_torchmetrics(metric)}
         for name, function in functions.items():
             _check_function(name, function)

@@ -39,9 +39,6 @@ def check_names(names: Sequence[str]) -> None:
             f"{', '.join(CLASS_NAMES)} for classes, and {', '.join(NUMBER_NAMES)} for numbers. For others, pass "
             "metrics of torchmetrics, or functions by name."
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"The metric {twice[0]!r} is there twice: leave one out.")
     of_ranks = [name for name in names if name in _OF_RANKS]
     if of_ranks and importlib.util.find_spec("torchmetrics") is None:
         require("torchmetrics", needed_by=f"The metric {of_ranks[0]!r}")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
-from pytorch_accelerated.record.step_records import samples_per_second
 from pytorch_accelerated.record.text import (
     GrowingTable,
     block,
@@ -414,8 +413,8 @@ def _sizes_of(config: TrainerRunConfig) -> str:
 def _summary_lines(history: RunHistory, callbacks: list[Any]) -> list[str]:
     """A line of results, and what callbacks have saved where, as they say with a method `saved_places`."""
     facts = best_facts(history, watched_metrics(callbacks))
-    speed = samples_per_second(history.step_records)
-    facts += [] if speed is None else [speed_in_words(speed)]
+    last = history.step_records[-1] if history.step_records else None
+    facts += [speed_in_words(last.samples / last.seconds)] if last is not None and last.seconds else []
     seconds = sum(timing.seconds for timing in history.timings)
     waited = sum(timing.data_wait_seconds for timing in history.timings)
     if facts and waited > _SHARE_WORTH_SHOWING * seconds:

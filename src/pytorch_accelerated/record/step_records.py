@@ -146,11 +146,6 @@ def slow_rank_in(records: Sequence[StepRecord]) -> SlowRank | None:
     return SlowRank(rank, float(waited / seconds), "data" if more_data < more_computing else "computation")
 
 
-def samples_per_second(records: Sequence[StepRecord]) -> float | None:
-    """The speed of a run: samples over the wall time of training, with evaluations and saves; None if unknown."""
-    return records[-1].samples / records[-1].seconds if records and records[-1].seconds else None
-
-
 def records_of(values: Iterable[Sequence[Any]] | torch.Tensor) -> list[StepRecord]:
     """The records of `table_of`, or of a history saved by version 1.0, a list with a list for each.
 
