@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import tqdm
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
@@ -21,6 +22,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.preflight import BatchFacts, facts_of, first_shape, shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.extras.optimizers import Optimizers
+from pytorch_accelerated.record.text import format_bytes
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -130,11 +132,12 @@ class TrainingSummary:
             "activations": self.activation_bytes,
         }
         of_batches = "" if self.batches == 1 else f" of {self.batches} batches"
+        operations = tqdm.tqdm.format_sizeof(self.operations, "FLOP")
         facts = {
             "parameters": f"{self.parameters:,}, of which {self.trainable:,} are trained ({share:.1%})",
-            "memory": f"at least {_scaled(self.memory_bytes)}B for an update",
-            "  made of": ", ".join(f"{name} {_scaled(size)}B" for name, size in sizes.items()),
-            "operations": f"{_scaled(self.operations)}FLOP for an update{of_batches}, forward and backward",
+            "memory": f"at least {format_bytes(self.memory_bytes)} for an update",
+            "  made of": ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()),
+            "operations": f"{operations} for an update{of_batches}, forward and backward",
         }
         if self.scale is not None:
             facts |= _facts_of_scale(self.scale)
@@ -282,13 +285,13 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _facts_of_scale(scale: ScaleFacts) -> dict[str, str]:
-    facts = {f"on {scale.processes}": f"{_scaled(scale.sent_bytes)}B sent by each rank in an update"}
+    facts = {f"on {scale.processes}": f"{format_bytes(scale.sent_bytes)} sent by each rank in an update"}
     if scale.rows is not None:
         fewest, most = min(scale.rows), max(scale.rows)
         rows = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         facts["  epoch"] = f"{scale.updates_per_epoch:,} updates, {rows} rows of each rank"
-    plain, sharded = _scaled(scale.memory_bytes), _scaled(scale.sharded_memory_bytes)
-    return facts | {"  memory": f"at least {plain}B of a rank, {sharded}B with `fully_shard`"}
+    plain, sharded = format_bytes(scale.memory_bytes), format_bytes(scale.sharded_memory_bytes)
+    return facts | {"  memory": f"at least {plain} of a rank, {sharded} with `fully_shard`"}
 
 
 def _cells(one: ModuleFacts) -> tuple[str, str, str]:
@@ -300,14 +303,6 @@ def _cells(one: ModuleFacts) -> tuple[str, str, str]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _scaled(number: float) -> str:
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < 1000:
-            return f"{number:.3g} {prefix}"
-        number /= 1000
-    return f"{number:,.0f} P"
 
 
 # Order and shares are functions of numbers, so a run on more processes than there are is computed. Torch's fake group

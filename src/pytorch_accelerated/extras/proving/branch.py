@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,20 +305,12 @@ def _publish(source: Path, final: Path, manifest: Manifest, changed: Mapping[str
     try:
         files: dict[str, Any] = {f"{name}.json": [dump_json(part.structure)] for name, part in changed.items()}
         files |= {f"{name}.safetensors": chunks(part.tensors) for name, part in changed.items() if name == "scheduler"}
-        for entry in manifest.files:
-            if entry.name not in files:
-                try:
-                    os.link(source / entry.name, staged.staging / entry.name)
-                except OSError:  # the disk has no links, or it is another disk
-                    files[entry.name] = _read(source / entry.name)
-        written = staged.write_files(files.items())
-        names = {each.name for each in written}
-        staged.commit(manifest.facts, [*(each for each in manifest.files if each.name not in names), *written])
+        for name in {each.name for each in manifest.files} - files.keys():
+            try:
+                os.link(source / name, staged.staging / name)
+            except OSError:  # the disk has no links, or it is another disk
+                shutil.copyfile(source / name, staged.staging / name)
+        staged.commit(manifest.facts, [*staged.add_files(), *staged.write_files(files.items())])
     except BaseException:
         staged.abort()
         raise
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from iter(lambda: file.read(1 << 22), b"")

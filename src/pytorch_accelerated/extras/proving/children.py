@@ -11,7 +11,6 @@ import re
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import types
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from pytorch_accelerated.callbacks import TrainerCallback, on
 from pytorch_accelerated.errors import PytorchAcceleratedError
@@ -218,10 +218,8 @@ def run_jobs(jobs: list[Job], variables: list[dict[str, str]], seconds: float | 
 
 def two_ranks() -> list[dict[str, str]]:
     """The environment variables of two ranks on the CPU."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}  # type: ignore[no-untyped-call]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
     shared |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     return [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
 
