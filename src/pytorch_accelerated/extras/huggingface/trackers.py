@@ -182,7 +182,6 @@ class ReportingCallback(Recorder):
     def _write(self, step: int, values: dict[str, float]) -> None:
         assert self._records is not None
         self._records.add([self._library.Row(step, values)])
-        self._records.write()
 
     def _finish(self, outcome: Outcome) -> None:
         super()._finish(outcome)
