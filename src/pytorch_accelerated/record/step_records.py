@@ -334,7 +334,7 @@ class _Mark(NamedTuple):
     samples: int
     learning_rates: list[Any]
     new_samples: int
-    times: tuple[float, float, float, float]
+    times: tuple[float, ...]
 
 
 class StepRecorder:
@@ -383,7 +383,7 @@ class StepRecorder:
         """
         self._marks.clear()
         self._samples_before_epoch = self._samples - samples_in_epoch
-        self._new_from, self._seconds_from, self._waited_from, self._met_from = self._samples, 0.0, 0.0, 0.0
+        self._new_from, self._times_before = self._samples, (0.0, 0.0, 0.0)  # of the clock, at the last mark
         self._clock = clock
         self.grow(updates)
 
@@ -405,18 +405,14 @@ class StepRecorder:
         if update <= (ended[0].update if ended else 0):
             return
         clock = self._clock
-        seconds, waited, met = clock.seconds, clock.waited_seconds, clock.meeting_seconds
-        times = (
-            time.perf_counter() - self._started,
-            seconds - self._seconds_from,
-            waited - self._waited_from,
-            met - self._met_from,
-        )
+        now = clock.seconds, clock.waited_seconds, clock.meeting_seconds
+        spent = [each - before for each, before in zip(now, self._times_before, strict=True)]
+        times = (time.perf_counter() - self._started, *spent)
         # A rate in a tensor is filled in place by the scheduler, so the record takes a copy, which stays on the device.
         rates = [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
         self._marks.append(_Mark(clock.epoch, update, samples, rates, samples - self._new_from, times))
         self._samples = self._new_from = samples
-        self._seconds_from, self._waited_from, self._met_from = seconds, waited, met
+        self._times_before = now
         # The losses stay on the device. The recorder notes only where the record ends among them, and the next reading,
         # which is due anyway, gives the sum of each part.
         self._losses.end_part()
