@@ -8,6 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pytorch_accelerated.data.building import distribute_loader
 from pytorch_accelerated.data.updates import MicroBatch, RunLoader
+from pytorch_accelerated.facts.accumulation import Accumulation
 
 
 class OneOf:
@@ -71,7 +72,7 @@ class SizedStream(Stream):
 
 def adapted(loader: Any, *, rank: int = 0, ranks: int = 1, steps: int = 1, seed: int = 0, **kwargs: Any) -> RunLoader:
     one_of: Any = OneOf(rank, ranks)
-    return distribute_loader(loader, one_of, seed=seed, accumulation=steps, **kwargs)
+    return distribute_loader(loader, one_of, seed=seed, accumulation=Accumulation(steps), **kwargs)
 
 
 def numbers_in(batches: Any) -> list[list[int]]:

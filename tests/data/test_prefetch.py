@@ -14,6 +14,7 @@ from pytorch_accelerated.data.building import _tensors_in, device_feed
 from pytorch_accelerated.data.counting import Counter
 from pytorch_accelerated.data.sampling import epoch_order
 from pytorch_accelerated.data.stream_loader import StreamLoader
+from pytorch_accelerated.facts.accumulation import Accumulation
 from tests.data.loaders import OneOf, adapted
 from tests.support.reference import regression_data, sgd, tiny_model
 from tests.support.streaming import Walk
@@ -98,7 +99,9 @@ def test_the_saved_position_is_the_end_of_the_update_although_a_feed_reads_ahead
         yield from waiting
 
     one: Any = OneOf()
-    loader = StreamLoader(DataLoader(Walk(), 2), one, seed=0, accumulation=steps, feed=ahead, is_sharded=False)
+    loader = StreamLoader(
+        DataLoader(Walk(), 2), one, seed=0, accumulation=Accumulation(steps), feed=ahead, is_sharded=False
+    )
     sizes = []
     size = 0
     for micro in loader.batches():

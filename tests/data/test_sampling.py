@@ -17,11 +17,12 @@ from pytorch_accelerated.data.sampling import (
     epoch_order,
     evaluation_rounds,
 )
+from pytorch_accelerated.facts.accumulation import Accumulation
 
 sizes = st.integers(0, 120)
 batch_sizes = st.integers(1, 7)
 rank_counts = st.integers(1, 5)
-step_counts = st.integers(1, 5)
+step_counts = st.builds(Accumulation, st.integers(1, 5))
 # Ranks, batch size and accumulation steps of one stretch of an epoch.
 layouts = st.tuples(rank_counts, batch_sizes, step_counts)
 
@@ -76,7 +77,7 @@ def test_updates_but_the_last_are_full_batches_no_larger_than_asked_and_cells_em
     plan: TrainingPlan,
 ) -> None:
     windows = list(plan.windows())
-    full = plan.batch_size * plan.ranks * plan.accumulation
+    full = plan.batch_size * plan.ranks * plan.accumulation.steps
     assert [window.size for window in windows[:-1]] == [full] * (len(windows) - 1)
     for window in windows:
         assert max(cell.size for cells in window.rounds for cell in cells) <= plan.batch_size
@@ -95,9 +96,27 @@ def test_a_limit_cuts_the_end_off_and_changes_nothing_before_it(plan: TrainingPl
     assert sum(len(window.rounds) for window in limited) == min(max_batches, plan.num_batches)
 
 
+class Growing(Accumulation):
+    """One batch for the first update of an epoch, two for the second, and so on."""
+
+    def sizes(self, batches_done: int = 0) -> Iterator[int]:
+        return itertools.count(1 + self.updates(batches_done))
+
+    def updates(self, batches: int) -> int:
+        return next(updates for updates in itertools.count() if updates * (updates + 1) // 2 >= batches)
+
+
+@pytest.mark.parametrize("plan", [TrainingPlan(40, 2, 1, Growing()), BatchListPlan([2] * 20, 1, Growing())])
+def test_another_rule_of_accumulation_cuts_an_epoch_and_continues_it(plan: Any) -> None:
+    windows = list(plan.windows())
+    assert [len(window.rounds) for window in windows] == [1, 2, 3, 4, 5, 5]
+    assert positions(windows) == list(range(40))
+    assert [list(plan.windows(window.start)) for window in windows] == [windows[done:] for done in range(6)]
+
+
 @given(size=sizes, legs=st.lists(st.tuples(layouts, st.integers(1, 4)), max_size=5), last=layouts)
 def test_an_epoch_continued_with_another_layout_uses_each_remaining_sample_once(
-    size: int, legs: list[tuple[tuple[int, int, int], int]], last: tuple[int, int, int]
+    size: int, legs: list[tuple[tuple[int, int, Accumulation], int]], last: tuple[int, int, Accumulation]
 ) -> None:
     seen: list[int] = []
     for (ranks, batch_size, steps), updates in legs:
@@ -140,8 +159,8 @@ batch_plans = st.one_of(lists_of_batches(), shares_of_ranks())
 
 @given(plan=batch_plans)
 # Its last cell lies behind the last sample.
-@example(plan=BatchListPlan([2, 2, 2, 0], ranks=2, accumulation=1))
-@example(plan=BatchListPlan([0, 2, 0, 2], ranks=2, accumulation=2))
+@example(plan=BatchListPlan([2, 2, 2, 0], ranks=2, accumulation=Accumulation(1)))
+@example(plan=BatchListPlan([0, 2, 0, 2], ranks=2, accumulation=Accumulation(2)))
 def test_custom_batches_stay_whole_and_come_once_and_in_order(plan: BatchListPlan) -> None:
     windows = list(plan.windows())
     assert_well_formed(windows, ranks=plan.ranks)
@@ -149,7 +168,7 @@ def test_custom_batches_stay_whole_and_come_once_and_in_order(plan: BatchListPla
         size for size in plan.sizes if size
     ]
     assert positions(windows) == list(range(sum(plan.sizes)))
-    assert len(windows) == -(-plan.num_batches // plan.accumulation)
+    assert len(windows) == -(-plan.num_batches // plan.accumulation.steps)
     assert sum(len(window.rounds) for window in windows) == plan.num_batches
 
 
@@ -169,8 +188,8 @@ def test_a_limit_counts_batches_of_a_rank(plan: BatchListPlan, max_batches: int)
 
 
 @given(plan=batch_plans, done=st.integers(0, 10))
-@example(plan=BatchListPlan([1, 1, 1, 0, 1, 0, 1, 0], ranks=2, accumulation=1), done=2)
-@example(plan=BatchListPlan([1, 1, 0, 1, 0, 1], ranks=2, accumulation=1), done=1)
+@example(plan=BatchListPlan([1, 1, 1, 0, 1, 0, 1, 0], ranks=2, accumulation=Accumulation(1)), done=2)
+@example(plan=BatchListPlan([1, 1, 0, 1, 0, 1], ranks=2, accumulation=Accumulation(1)), done=1)
 def test_batches_continued_on_as_many_ranks_are_those_that_would_have_come(plan: BatchListPlan, done: int) -> None:
     whole = list(plan.windows())
     start = whole[done].start if done < len(whole) else sum(plan.sizes)
@@ -179,7 +198,7 @@ def test_batches_continued_on_as_many_ranks_are_those_that_would_have_come(plan:
 
 @given(plan=lists_of_batches(), ranks=rank_counts, steps=step_counts, done=st.integers(0, 5))
 def test_batches_continued_on_another_number_of_ranks_come_once(
-    plan: BatchListPlan, ranks: int, steps: int, done: int
+    plan: BatchListPlan, ranks: int, steps: Accumulation, done: int
 ) -> None:
     before = list(itertools.islice(plan.windows(), done))
     start = before[-1].start + before[-1].size if before else 0

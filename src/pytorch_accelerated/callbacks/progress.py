@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.record.bars import LineDisplay, Progress, new_display, new_page
@@ -383,7 +384,7 @@ def _batches_of_epoch(loader: Any, config: TrainerRunConfig, state: RunState) ->
     if config.max_num_train_steps is None:
         return batches
     updates_left = config.max_num_train_steps - (state.updates - state.updates_in_epoch)
-    batches_left = updates_left * (config.gradient_accumulation_steps or 1)
+    batches_left = Accumulation.of(config).batches(updates_left)
     return batches_left if batches is None else min(batches, batches_left)
 
 

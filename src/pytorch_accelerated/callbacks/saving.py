@@ -121,7 +121,7 @@ class SaveBestModelCallback(MetricJudge):
         if values and self._watched.is_better(values[-1], self.best_metric):
             epoch = trainer.run_history.current_epoch
             try:
-                with trainer.run_context.control.saves.attempt(self._absolute(self.save_path)):
+                with trainer.run_context.control.saves.saving(self._absolute(self.save_path), goes_on=True):
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                     self.best_metric, self.best_metric_epoch = values[-1], epoch
             except InvalidCheckpointError as error:  # the state that the value belongs to is gone
@@ -424,7 +424,7 @@ class WSDCheckpointCallback(TrainerCallback):
                 trainer.save_training_state(self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_pre_decay")
             if step == period["period_end"]:
                 path = self._absolute(self.save_dir) / f"checkpoint_{step}_wsd_post_decay.pt"
-                with trainer.run_context.control.saves.attempt(path):
+                with trainer.run_context.control.saves.saving(path, goes_on=True):
                     trainer.save_checkpoint(
                         path,
                         {"step": step, "epoch": trainer.run_history.current_epoch},

@@ -25,6 +25,7 @@ from pytorch_accelerated.data.stream_loader import StreamLoader
 from pytorch_accelerated.data.streams import divides_itself, is_stateful_loader
 from pytorch_accelerated.data.updates import DeviceFeed, RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import leaves
 from pytorch_accelerated.ranks.accelerators import send_to_device
 from pytorch_accelerated.ranks.compat.accelerate import given_loader
@@ -191,7 +192,7 @@ def distribute_loader(
     *,
     seed: int,
     saved_seed: int | None = None,
-    accumulation: int,
+    accumulation: Accumulation,
     is_sharded: bool = False,
     lanes: int | None = None,
 ) -> RunLoader:

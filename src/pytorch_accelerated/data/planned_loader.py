@@ -62,7 +62,7 @@ class PlannedLoader(RunLoader):
     def count_updates(self) -> int:
         # `num_batches` may know only an earlier epoch of a user's sampler; this reads it for the current one.
         self._orders.sizes(self._epoch, is_exact=True)
-        return -(-self.num_batches // self.accumulation)
+        return self.accumulation.updates(self.num_batches)
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
         self._orders.leave_out(left_out)

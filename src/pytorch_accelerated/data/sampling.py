@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.seeding import mixed_seed
 
 
@@ -101,7 +102,7 @@ class TrainingPlan:
     size: int
     batch_size: int
     ranks: int
-    accumulation: int = 1
+    accumulation: Accumulation = Accumulation()
     drop_last: bool = False
 
     @property
@@ -114,8 +115,10 @@ class TrainingPlan:
         """The updates of an epoch from position `start` on, at most `max_batches` batches on each rank."""
         per_round = self.batch_size * self.ranks
         end = min(self.size, self.num_batches * per_round, start + max_batches * per_round)
-        while start < end:
-            size = min(self.accumulation * per_round, end - start)
+        for most in self.accumulation.sizes(start // per_round):
+            size = min(most * per_round, end - start)
+            if size <= 0:
+                return
             rounds = -(-size // per_round)  # the last update has as few as its rest needs
             if rounds == self.ranks == 1:  # by far the most common case
                 yield Window(start, size, ((Cell(start, size),),))
@@ -159,7 +162,7 @@ class BatchListPlan:
 
     sizes: Sequence[int]
     ranks: int
-    accumulation: int = 1
+    accumulation: Accumulation = Accumulation()
 
     @property
     def num_batches(self) -> int:
@@ -174,8 +177,10 @@ class BatchListPlan:
             first += 1
         last = min(len(self.sizes), first + max(0, max_batches) * self.ranks)
         begin = first
-        while begin < last:
-            end = min(begin + self.accumulation * self.ranks, last)
+        for most in self.accumulation.sizes(first // self.ranks):
+            if begin >= last:
+                return
+            end = min(begin + most * self.ranks, last)
             borrowed = Cell(begins[begin], 0)
             cells = [Cell(begins[i], self.sizes[i]) if self.sizes[i] else borrowed for i in range(begin, end)]
             cells += [borrowed] * (-len(cells) % self.ranks)

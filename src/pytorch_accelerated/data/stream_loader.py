@@ -14,6 +14,7 @@ from pytorch_accelerated.data.counting import Counter, with_items
 from pytorch_accelerated.data.streams import StreamFetcher
 from pytorch_accelerated.data.updates import DeviceFeed, ItemWeights, MicroBatch, Round, RunLoader, Update
 from pytorch_accelerated.errors import DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import count_rows
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -89,13 +90,14 @@ class StreamLoader(RunLoader):
         All batches of an update are read ahead, into host memory unless there is only one, so that all ranks know how
         many there are. If the stream knows its position, nothing else is read ahead.
         """
-        is_fed_ahead = self.accumulation == 1 and count_items is None and self.stateful is None
+        is_fed_ahead = self.accumulation == Accumulation() and count_items is None and self.stateful is None
         batches = self._measured_batches(self._feed if is_fed_ahead else iter)
         left = max(0, self.max_batches - batches_done)
+        wanted_by_update = self.accumulation.sizes(batches_done)
         position = start if self._fetcher.resumes_within(self._epoch) else 0
         while True:
             # Used samples may have been divided into updates differently.
-            wanted = min(1 if position < start else self.accumulation, left)
+            wanted = min(1 if position < start else next(wanted_by_update), left)
             began = time.perf_counter()
             measured = list(itertools.islice(batches, wanted))
             self.waiting.seconds += time.perf_counter() - began

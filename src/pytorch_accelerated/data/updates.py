@@ -19,6 +19,7 @@ from pytorch_accelerated.data.fingerprints import Fingerprint, fingerprint_of
 from pytorch_accelerated.data.ordering import LeftOut
 from pytorch_accelerated.data.sampling import Window
 from pytorch_accelerated.errors import ConfigurationError, DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.ranks.ranks import Ranks
 
@@ -132,7 +133,9 @@ class RunLoader(ABC):
     max_batches = sys.maxsize
     _fetcher: Any
 
-    def __init__(self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation: int, feed: DeviceFeed) -> None:
+    def __init__(
+        self, source: Iterable[Any], ranks: Ranks, *, seed: int, accumulation: Accumulation, feed: DeviceFeed
+    ) -> None:
         self.source = source
         self.dataset: Any = getattr(source, "dataset", None)
         self.batch_size: int | None = getattr(source, "batch_size", None)
@@ -211,7 +214,7 @@ class RunLoader(ABC):
     @property
     def num_updates(self) -> int | None:
         """Updates of one training pass; None if unknown."""
-        return None if self.num_batches is None else -(-self.num_batches // self.accumulation)
+        return None if self.num_batches is None else self.accumulation.updates(self.num_batches)
 
     def count_updates(self) -> int | None:
         """Updates of a training pass in the current epoch; None if unknown. Must be called by all ranks."""

@@ -52,7 +52,8 @@ def export_model(trainer: Trainer, path: Path, loader: Any) -> Path:
         model = copy.deepcopy(bare).cpu().eval()
     is_half = str(trainer.run_context.parts.accelerator.mixed_precision) != "no"
     tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
-    takes = ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer)))
+    with trainer.run_context.control.saves.saving(path):
+        takes = ranks.do_on_first(lambda: _publish(path, model, arguments, outputs, tolerance, _facts(trainer)))
     if takes:
         trainer.print(f"{path} takes {', '.join(takes)}.")
     if len(calls) > 1 or _difference(predictions, outputs) > _TOLERANCE:

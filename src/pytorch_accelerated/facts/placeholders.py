@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from torch.optim.lr_scheduler import OneCycleLR
 
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.trees import map_leaves, plain_parts_of
 from pytorch_accelerated.run_config import TrainerRunConfig
 
@@ -222,7 +223,7 @@ def _number(placeholder: TrainerPlaceholderValues, run_config: TrainerRunConfig)
     updates = run_config.max_num_train_steps
     if run_config.num_update_steps_per_epoch is None and updates is not None:
         # A stream with a known number of steps: the run counts as one epoch.
-        batches = updates * (run_config.gradient_accumulation_steps or 1)
+        batches = Accumulation.of(run_config).batches(updates)
         of_run = {**dict.fromkeys(_PER_EPOCH, updates), TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: batches}
         number = {**of_run, TrainerPlaceholderValues.NUM_EPOCHS: 1}.get(placeholder, number)
     if number is None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, DataError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import length_of
 from pytorch_accelerated.huggingface import knowledge
@@ -418,7 +419,7 @@ class TrainerHooks:
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """The rows of an update, over all processes."""
-        return self._train_batch_size * args.gradient_accumulation_steps * self._engine.ranks.count
+        return self._train_batch_size * Accumulation.of(args).batches(1) * self._engine.ranks.count
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
@@ -433,10 +434,10 @@ class TrainerHooks:
         rows, limit = self.get_total_train_batch_size(args), args.max_steps
         batches = dataloader.num_batches if isinstance(dataloader, RunLoader) else length_of(dataloader)
         if batches is None:
-            return sys.maxsize, limit, rows * limit, rows * limit, rows, limit * args.gradient_accumulation_steps, limit
+            return sys.maxsize, limit, rows * limit, rows * limit, rows, Accumulation.of(args).batches(limit), limit
         if not isinstance(dataloader, RunLoader):  # has the rows of all processes
             batches = -(-batches // self._engine.ranks.count)
-        updates, examples = -(-batches // args.gradient_accumulation_steps), self.num_examples(dataloader)
+        updates, examples = Accumulation.of(args).updates(batches), self.num_examples(dataloader)
         if limit > 0:
             return -(-limit // max(1, updates)), updates, examples, limit * rows, rows, batches, limit
         epochs = args.num_train_epochs

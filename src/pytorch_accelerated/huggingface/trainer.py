@@ -627,7 +627,8 @@ class Trainer(TrainerHooks):
         Must be called by all ranks; the first one writes. What an override writes is the model of checkpoints, too.
         """
         is_left = self._staged is not None and self._staged.is_of(self.model, output_dir) and is_ours(self._save)
-        with self._engine.run_context.parts.mode.evaluating():
+        context, folder = self._engine.run_context, output_dir or output_dir_of(self.args)
+        with context.control.saves.saving(folder), context.parts.mode.evaluating():
             gathered = None if is_left else saving.gathered_weights(self.model)
             if self.args.should_save:
                 # An override need not have the second parameter if the model is not sharded.

@@ -28,6 +28,7 @@ from pytorch_accelerated.data.resuming import data_facts, role_of_set
 from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.updates import RunLoader
 from pytorch_accelerated.errors import ConfigurationError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.run_state import RunPhase, RunState
 from pytorch_accelerated.facts.seeding import mixed_seed, set_seed
@@ -211,7 +212,7 @@ def distributed(
         context.parts.ranks,
         seed=asked.seed,
         saved_seed=context.control.states.saved_seed(role),
-        accumulation=asked.settings.gradient_accumulation_steps,
+        accumulation=Accumulation.of(asked.settings),
         is_sharded=bool((dl_kwargs or {}).get("is_sharded", False)),
         lanes=asked.given.lanes,
     )
@@ -396,7 +397,7 @@ def create_run_config(
         elif updates_per_epoch is not None and num_epochs is not None:
             max_num_train_steps = num_epochs * updates_per_epoch
     per_round = asked.given.lanes or ranks.count
-    per_update = gradient_accumulation_steps * per_round
+    per_update = Accumulation(gradient_accumulation_steps).batches(1) * per_round
     return TrainerRunConfig(
         num_epochs=num_epochs,
         train_per_device_batch_size=train_batch_size,

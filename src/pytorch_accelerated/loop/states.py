@@ -1,7 +1,7 @@
 """The training states of a run: requested, written, remembered; found, read and loaded again.
 
 A save goes through this file first. Callbacks ask for it within an event (`Requests`); at the next safe point it is
-written (`States.write`).
+written (`States.write`). Everything that a trainer saves, in whatever form, passes one door, `Saves.saving`.
 `states.training_state` says what is in a state, `states.state_folder` and `states.publish` write the files,
 `states.codec` their bytes.
 
@@ -99,7 +99,7 @@ class Requests:
             # A background save ends first: its failure belongs to its own folder, not to the one that is written next.
             saves.finish()
             folder, extra, background = self.states.pop(0)
-            with saves.attempt(folder):
+            with saves.saving(folder, goes_on=True):
                 self.control.states.write(folder, extra, background)
 
     def forget(self) -> None:
@@ -255,21 +255,21 @@ class States:
     def write(self, folder: Path, extra: dict[str, Any], background: bool) -> None:
         """Write a training state. Refuse NaN and infinite parameters: a run that resumes from them could only fail."""
         parts, saves = self.parts, self.control.saves
-        check_model_finite(parts.model, parts.ranks)
-        # Step records that have ended go to the history first: a state holds only the open one.
-        parts.reports.complete_records()
-        if background:
-            saves.in_background = folder
-        else:  # the states that the last one has made superfluous may still be on their way out
-            parts.ranks.do_on_all(saves.writer.wait)
-        save_run(self.context, folder, extra, saves.writer if background else None, moment=self.early_end)
-        saves.add(folder)
+        with saves.saving(folder, is_state=True):
+            check_model_finite(parts.model, parts.ranks)
+            # Step records that have ended go to the history first: a state holds only the open one.
+            parts.reports.complete_records()
+            if background:
+                saves.in_background = folder
+            else:  # the states that the last one has made superfluous may still be on their way out
+                parts.ranks.do_on_all(saves.writer.wait)
+            save_run(self.context, folder, extra, saves.writer if background else None, moment=self.early_end)
 
     def write_file(
         self, path: str | Path, model: Any, optimizer: Any, scheduler: Any, extra: Mapping[str, Any], *, per_node: bool
     ) -> None:
         """Write a portable file, see `Trainer.save_checkpoint`: of the bare `model`, and what else is not None."""
-        with self.parts.mode.evaluating():
+        with self.control.saves.saving(path), self.parts.mode.evaluating():
             check_model_finite(model, self.parts.ranks)  # on every rank, so that all of them get the error
             entries: dict[str, Any] = {"model_state_dict": whole(canonical_state_dict(model))}
             if optimizer is not None:
@@ -296,7 +296,7 @@ class SavedState:
 
 
 class Saves:
-    """The files that a call of the trainer is responsible for.
+    """The files that a call of the trainer is responsible for, and the door through which they get to the disk.
 
     Args:
         context: of the call.
@@ -308,6 +308,7 @@ class Saves:
         all: the states that were saved, in this order.
         saved_to: the state that was saved when the run was stopped, if any.
         uploads: what copies the states of a folder elsewhere, by folder.
+        is_saving: whether something is being saved.
         copy_to_resume: where the program that restarts this run keeps the state for that; None: nothing restarts it.
     """
 
@@ -323,14 +324,37 @@ class Saves:
         self.copy_to_resume: Path | None = None
         self._context, self._ranks = context, context.parts.ranks
         self._locks: dict[Path, FolderLock] = {}
+        self.is_saving = False
+
+    @contextlib.contextmanager
+    def saving(self, path: str | Path, *, is_state: bool = False, goes_on: bool = False) -> Iterator[None]:
+        """Context manager for writing weights or a state: a training state, a checkpoint, a file of weights, a model.
+
+        A save within a save is a part of it, such as the model within a checkpoint. It fails on all ranks or on none.
+
+        Args:
+            path: of the folder or the file.
+            is_state: whether a run can be resumed from it, so that it is remembered.
+            goes_on: whether the run continues if it fails: see `_attempt`; else the error is raised.
+        """
+        is_part, self.is_saving = self.is_saving, True
+        try:
+            # If not `is_part`, a save begins: whatever is to happen before each of them belongs here.
+            with self._attempt(path) if goes_on else contextlib.nullcontext():
+                yield
+                if is_state:
+                    self._add(Path(path))
+        finally:
+            self.is_saving = is_part
 
     def write_portable(self, path: str | Path, entries: Callable[[], dict[str, Any]], *, per_node: bool = True) -> None:
         """Write a portable file of `entries`, which are made on the ranks that write. Must be called by all ranks."""
         writes = self._ranks.is_first_of_node if per_node else self._ranks.is_first
-        self._ranks.do_on_all(lambda: save_portable(path, entries()) if writes else None)
+        with self.saving(path):
+            self._ranks.do_on_all(lambda: save_portable(path, entries()) if writes else None)
 
     @contextlib.contextmanager
-    def attempt(self, path: str | Path) -> Iterator[None]:
+    def _attempt(self, path: str | Path) -> Iterator[None]:
         """Context manager for a save that a run can continue without.
 
         A failure is a warning, and an error at the end of the run unless a later save to the same parent folder
@@ -367,7 +391,7 @@ class Saves:
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def add(self, folder: Path) -> None:
+    def _add(self, folder: Path) -> None:
         """Remember a state, which may still be written in the background. Must be called by all ranks.
 
         On separate disks, a restart on which another machine has rank 0 would find no state. So all machines check that
@@ -390,10 +414,10 @@ class Saves:
             self.writer.follow_up()
 
     def finish(self) -> None:
-        """Wait for the state that is written in the background, see `attempt`. Must be called by all ranks."""
+        """Wait for the state that is written in the background, see `saving`. Must be called by all ranks."""
         path, self.in_background = self.in_background, None
         if path is not None:
-            with self.attempt(path):
+            with self._attempt(path):
                 self._ranks.do_on_all(self.writer.wait)
 
     def upload(self, uploads: Uploads) -> None:

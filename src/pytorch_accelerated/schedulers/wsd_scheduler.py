@@ -119,17 +119,22 @@ class WSDLrScheduler(WarmupLrScheduler):
         total_num_epochs: float | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
         num_update_steps_per_epoch: float | Placeholder = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
         num_warmup_epochs: float | Placeholder | None = None,
-        *settings: Any,
-        **named_settings: Any,
+        decay_phase_ratio: float = 0.1,
+        lr_min: float = 1e-6,
+        warmup_starting_lr: float = 1e-6,
+        use_inverse_sqrt_decay: bool = True,
+        num_checkpoints: int = 1,
+        is_continuation_from_checkpoint: bool = False,
     ) -> functools.partial[SchedulerT]:
         """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
 
         `num_warmup_epochs` is the duration of the warmup, and None means 1 % of the run; the other arguments are those
-        of the constructor from `decay_phase_ratio` on, in its order.
+        of the constructor.
         """
         num_warmup_steps = None if num_warmup_epochs is None else num_warmup_epochs * num_update_steps_per_epoch
         lengths = (total_num_epochs, num_update_steps_per_epoch, None, num_warmup_steps)
-        return super().create_scheduler_fn(*lengths, *settings, **named_settings)
+        rates = (decay_phase_ratio, lr_min, warmup_starting_lr, use_inverse_sqrt_decay)
+        return super().create_scheduler_fn(*lengths, *rates, num_checkpoints, is_continuation_from_checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a saved position. A continuation starts over, unless a training state of it is resumed."""

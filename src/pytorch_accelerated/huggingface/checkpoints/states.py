@@ -168,7 +168,7 @@ class CheckpointStates(States):
             epochs=epochs,
             updates=updates,
             updates_in_epoch=rest,
-            batches_in_epoch=rest * train.accumulation,
+            batches_in_epoch=train.accumulation.batches(rest),
             samples_in_epoch=rest * per_update,
         )
 
@@ -240,7 +240,7 @@ class CheckpointStates(States):
         With `only_model`, a resume gets nothing else.
         """
         context, ranks, model = self.context, self.parts.ranks, self.context.holder.model
-        with contextlib.ExitStack() as ending:
+        with self.control.saves.saving(folder, is_state=True), contextlib.ExitStack() as ending:
             check_model_finite(self.parts.model, ranks)
             folder_of_all = ranks.do_on_first(lambda: begin(folder, keeps_files=True))
             if ranks.is_first:
@@ -250,18 +250,17 @@ class CheckpointStates(States):
             if only_model:
                 facts = {"updates": self.parts.state.updates, "epochs": self.parts.state.epochs}
                 ranks.do_on_first(lambda: write_encoded(folder_of_all, facts, {}))
-            else:
-                frozen = frozen_base(model)
-                save_run(
-                    context,
-                    folder_of_all,
-                    {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
-                    moment=self.early_end,
-                    skipped_weights=frozen,
-                    weights_part=ranks.do_on_first(lambda: staged.weights_part),
-                    has_optimizer_file=staged.has_optimizer,
-                )
-        self.control.saves.add(folder)
+                return
+            frozen = frozen_base(model)
+            save_run(
+                context,
+                folder_of_all,
+                {BASE_KEY: fingerprint_of(model, frozen)} if frozen else {},
+                moment=self.early_end,
+                skipped_weights=frozen,
+                weights_part=ranks.do_on_first(lambda: staged.weights_part),
+                has_optimizer_file=staged.has_optimizer,
+            )
 
     def cover_changes(self, folder: Path) -> None:
         """Make what callbacks have written into a checkpoint a part of it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated.errors import StopTrainingError
+from pytorch_accelerated.facts.accumulation import Accumulation
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.settings import TrainSettings
 from pytorch_accelerated.huggingface.arguments.parallel import accelerator_arguments, deepspeed, in_replicas
@@ -77,12 +78,11 @@ class Engine(NativeTrainer):
     @property
     def batches_of_update(self) -> int:
         """Batches of this process in the current update. The last update of an epoch may have fewer than the others."""
-        accumulation: int = self._face.args.gradient_accumulation_steps
-        done = self.run_state.updates_in_epoch * accumulation
+        accumulation, done = Accumulation.of(self._face.args), self.run_state.updates_in_epoch
         batches = getattr(self._train_dataloader, "num_batches", None)
         if batches is None or not self._face.is_in_train or self._evaluate_batch is not None:
-            return accumulation
-        return max(1, min(done + accumulation, int(batches)) - done)
+            return accumulation.batches(1)
+        return max(1, min(accumulation.batches(done + 1), int(batches)) - accumulation.batches(done))
 
     def evaluate_rows(
         self, loader: Any, evaluate_batch: Callable[[Any], Any], collector: PredictionCollector

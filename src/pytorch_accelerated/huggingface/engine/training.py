@@ -100,7 +100,7 @@ class FaceStep(Step):
         self.samples_used += self.micro_batch.update.samples
         batches, state, position = self.training.batches_of_epoch, face.state, self.parts.state
         # The last update of an epoch may have fewer batches than the others, and the epoch must not seem to be over.
-        used = min(position.updates_in_epoch * self.parts.loaders.train.accumulation, batches)
+        used = min(self.parts.loaders.train.accumulation.batches(position.updates_in_epoch), batches)
         state.global_step, state.epoch = position.updates, position.epochs + used / batches
         if self.training.counter.counts_tokens:
             state.num_input_tokens_seen += self.training.counter.take_tokens(self.parts.ranks)
@@ -331,7 +331,7 @@ class FaceTraining(Training):
         batches = super().batches(loader)
         # A stream without an end is the only epoch of its run.
         train = self.parts.loaders.train
-        self.batches_of_epoch = train.num_batches or self.face.state.max_steps * train.accumulation
+        self.batches_of_epoch = train.num_batches or train.accumulation.batches(self.face.state.max_steps)
         return batches
 
     def _up_to_limit(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
