@@ -144,7 +144,7 @@ class PreflightReport:
             facts["shared rows"] += f": {format_numbers(self.shared.rows)}" if number else ""
         if self.doubt:
             facts["outputs"] = self.doubt
-        lines = [f"  {f'{name}:':<15} {value}" for name, value in facts.items()]
+        lines = aligned([(f"  {name}:", value) for name, value in facts.items()])
         batch = textwrap.indent(str(self.batch), "    ")
         remark = (
             "  Everything that the trainer holds is as before; what callbacks or datasets keep elsewhere may not be."

@@ -22,7 +22,7 @@ from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.extras.looking.preflight import BatchFacts, facts_of, first_shape, shape_in_words
 from pytorch_accelerated.extras.looking.rehearsal import preparing, refuse, rehearsal
 from pytorch_accelerated.extras.optimizers import Optimizers
-from pytorch_accelerated.record.text import format_bytes
+from pytorch_accelerated.record.text import aligned, format_bytes
 
 if TYPE_CHECKING:
     from pytorch_accelerated import Trainer
@@ -117,9 +117,7 @@ class TrainingSummary:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __repr__(self) -> str:
-        cells = [("module", "output", "parameters"), *map(_cells, self.modules)]
-        name, shape, number = (max(map(len, column)) for column in zip(*cells, strict=True))
-        head, *rows = [f"{one:<{name}}  {two:<{shape}}  {three:>{number}}" for one, two, three in cells]
+        head, *rows = aligned([("module", "output", "parameters"), *map(_cells, self.modules)], [2])
         rule = "-" * len(head)
         if any(one.trainable < one.parameters for one in self.modules):
             rows.append("(in brackets: not trained)")
@@ -141,7 +139,7 @@ class TrainingSummary:
         }
         if self.scale is not None:
             facts |= _facts_of_scale(self.scale)
-        lines = [f"{f'{name}:':<11}  {value}" for name, value in facts.items()]
+        lines = aligned([(f"{name}:", value) for name, value in facts.items()])
         return "\n".join([head, rule, *rows, rule, "first batch:", batch, *lines])
 
 

@@ -91,11 +91,9 @@ class Replay:
             is_same = self.recorded_loss == self.loss or math.isnan(self.recorded_loss) and math.isnan(self.loss)
             recorded = ", as the run recorded it" if is_same else f", but the run recorded {self.recorded_loss!r}"
         distance = f"{self.updates_before + 1} update{'s'[: self.updates_before]}"
-        lines = [
-            f"Update {self.update}, in epoch {self.epoch}, {distance} from {start}",
-            f"  loss           {self.loss!r}{recorded}",
-            f"  gradient norm  {self.gradient_norm:.4g}",
-        ]
+        lines = [f"Update {self.update}, in epoch {self.epoch}, {distance} from {start}"]
+        facts = ("  loss", f"{self.loss!r}{recorded}"), ("  gradient norm", f"{self.gradient_norm:.4g}")
+        lines += aligned(facts)
         worst, norms = self.worst_rows, sorted(self.gradient_norms.items(), key=lambda each: -each[1])
         for title, found in (("rows, the highest loss first", worst), ("gradient norms, the largest first", norms)):
             shown = [(f"    {name or 'the model'}", f"{value:.4g}") for name, value in found[:_MOST_SHOWN]]
