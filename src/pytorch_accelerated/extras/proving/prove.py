@@ -220,6 +220,9 @@ class _Proving:
             return Check("", DIFFERENCE if wrong else SAME, None, wrong)
         one, other = (next(each for each in run if each.update == parting.update) for run in (self.reference, updates))
         texts = self._outside.differing(parting.part, one, other, self._ignored)
+        if not texts and unknown == _UNKNOWN and not self._fault:  # what differs in each run may act, too
+            texts = self._outside.differing(parting.part, one, other, ())
+            self._ignored -= set(texts)
         found = [self._outside.sentence(text, one, other, when, remedy) for text in texts[:_MOST_NAMED]]
         reason = "; ".join(found) or self._fault or remedy or unknown or _BY_ITSELF.get(parting.part, _UNKNOWN)
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
