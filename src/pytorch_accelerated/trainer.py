@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytorch_accelerated.callbacks.defaults import DEFAULT_CALLBACKS, chosen_callbacks
-from pytorch_accelerated.facts.names import Replaceable
+from pytorch_accelerated.facts.names import Replaceable, knows_other_names, refuse_method_of_others
 from pytorch_accelerated.facts.order import explain_run
 from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from pytorch_accelerated.facts.run_state import RunPhase
@@ -105,8 +105,16 @@ class Trainer(TrainerTools):
         head = f"{type(self).__name__} of {type(bare_model(self.model)).__name__}, {trained}, on {self.device}"
         return "\n".join([head, *(f"  {f'{name}:':<14} {value}" for name, value in facts.items())])
 
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            """An error that says what a method of other libraries, such as `fit`, is called here."""
+            refuse_method_of_others(self, name)
+            return super().__getattribute__(name)  # raises the original error, also one from inside a property
+
     # ------------------------------------------------------------------------------------------------ what users call
 
+    @knows_other_names
     def train(
         self,
         train_dataset: Any,
@@ -273,6 +281,7 @@ class Trainer(TrainerTools):
             self._run_training()
         return self.run_history.copy()
 
+    @knows_other_names
     def evaluate(
         self,
         dataset: Any = None,
@@ -322,6 +331,7 @@ class Trainer(TrainerTools):
         losses = [name for name in metrics if name.startswith("evaluation_") and name.endswith("loss")]
         return metrics | {f"{name.replace('evaluation', 'eval', 1)}_epoch": metrics[name] for name in losses}
 
+    @knows_other_names
     def predict(
         self,
         dataset: Any,

@@ -282,7 +282,7 @@ named = Trainer(model, nn.CrossEntropyLoss(), None, [MetricsCallback(["accuracy"
 right = (model(data[0]).argmax(1) == data[1]).float().mean().item()
 assert abs(named.evaluate(data)["eval_accuracy"] - right) < 1e-6
 try:
-    MetricsCallback(["f1"])
+    MetricsCallback(["auc"])
 except MissingDependencyError as error:
     print(error)
 

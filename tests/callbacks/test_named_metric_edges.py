@@ -12,7 +12,7 @@ from torch import nn
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import MetricsCallback
-from pytorch_accelerated.errors import HookOutputError
+from pytorch_accelerated.errors import ArgumentTypeError, HookOutputError
 from tests.support.named import Same, own
 
 
@@ -222,3 +222,8 @@ def test_a_causal_model_is_measured_at_the_next_token_and_an_unknown_one_asks() 
 def test_a_metric_may_be_recorded_under_two_names() -> None:
     found = evaluated(SCORES, CLASSES, {"first": "accuracy", "second": "accuracy"}, CROSS_ENTROPY)
     assert found["eval_first"] == found["eval_second"] == (SCORES.argmax(1) == CLASSES).double().mean().item()
+
+
+def test_a_callback_among_the_names_of_metrics_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="A callback is among the metrics"):
+        Trainer(Same(), own, None, metrics=["accuracy", MetricsCallback(["f1"])])

@@ -20,7 +20,7 @@ from pytorch_accelerated.callbacks import (
     StopTrainingError,
     TrainerCallback,
 )
-from pytorch_accelerated.errors import ConfigurationError, HookOutputError
+from pytorch_accelerated.errors import ArgumentTypeError, ConfigurationError, HookOutputError
 from tests.support.named import SIZE, Same, check
 from tests.support.processes import run_on_ranks
 from tests.support.resuming import SaveAndStop
@@ -159,6 +159,8 @@ def test_functions_of_scikit_learn_get_the_targets_first_also_within_others() ->
     found = trainer.predict(INPUTS).argmax(1)
     for name, function in functions.items():
         assert values[f"eval_{name}"] == pytest.approx(function(CLASSES, found), rel=1e-6), name
+    with pytest.raises(ArgumentTypeError, match=r"scorer of scikit-learn.* sklearn\.metrics\.f1_score"):
+        MetricsCallback({"f1": theirs.get_scorer("f1_macro")})
 
 
 @pytest.mark.parametrize("stop", [4, 9, 12])  # within the first epoch, at its end, and within the second
@@ -186,15 +188,19 @@ def test_an_evaluation_that_was_stopped_begins_again(tmp_path: Path) -> None:
         assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
 
 
-def test_a_name_that_there_is_not_is_an_error_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="no metric 'acc'. There are accuracy, balanced_accuracy, .* and mae"):
-        MetricsCallback(["acc"])
-
-
-def test_names_of_different_tasks_are_an_error() -> None:
-    for names in (["accuracy", "mae"], ["mae", "accuracy"]):
-        with pytest.raises(HookOutputError, match="which has no mae|metrics are of numbers"):
-            Trainer(nn.Linear(4, 3), nn.CrossEntropyLoss(), None, metrics=names).evaluate((INPUTS, CLASSES))
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["acc"], "Did you mean 'accuracy'"),
+        (["f1_score"], "Did you mean 'f1'"),
+        (["Accuracy"], "Did you mean 'accuracy'"),
+        (["roc_auc"], "Did you mean 'auc'"),
+        (["accuracy", "mae"], "mae are for numbers, and accuracy for classes"),
+    ],
+)
+def test_names_that_there_are_not_and_names_of_different_tasks(names: list[str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        MetricsCallback(names)
 
 
 def test_a_metric_of_numbers_for_classes_is_an_error_that_says_what_it_is_of() -> None:

@@ -24,6 +24,7 @@ from pytorch_accelerated.ranks.compat import accelerate as compat_accelerate
 from pytorch_accelerated.ranks.compat import torch as compat
 from pytorch_accelerated.ranks.compat.extras import (
     division_of_stream,
+    function_of_scorer,
     parts_of_stream,
     reductions_of,
     set_update_count,
@@ -390,3 +391,9 @@ def test_unsplittable_layers() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=4, n_positions=4)
     assert list(unsplittable_layers(transformers.GPT2LMHeadModel(config))) == ["GPT2Block"]
     assert unsplittable_layers(nn.Linear(1, 1)) == ()
+
+
+def test_function_of_scorer() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    assert function_of_scorer(metrics.get_scorer("f1_macro")) is metrics.f1_score
+    assert function_of_scorer(metrics.f1_score) is None

@@ -141,7 +141,7 @@ MISTAKES: list[tuple[str, Mistake, type[BaseException], str]] = [
     ("a class as a model", made(parts={"model": Regression}), ArgumentTypeError, "not an nn.Module"),
     ("no model made", made(parts={"model_init": lambda: None}), ArgumentTypeError, "`model_init` returned None"),
     ("arguments as a dict", called("__init__", MODEL, "results"), TypeError, "`args` is a builtins.str"),
-    ("an unknown name", lambda _: Trainer(MODEL, tokenizer=1), TypeError, "unexpected keyword argument 'tokenizer'"),  # type: ignore[call-arg]
+    ("an unknown name", lambda _: Trainer(MODEL, tokenizer=1), TypeError, "Use `processing_class`"),  # type: ignore[call-arg]
     (
         "no optimizer",
         made(parts={"optimizers": ("a", None)}),

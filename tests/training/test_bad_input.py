@@ -127,8 +127,13 @@ ARGUMENTS: list[Case] = [
     (train(nonfinite_policy="rollback"), ConfigurationError, ["there is nothing to go back to"]),
     (train(nonfinite_policy="skip", max_skipped_updates=0), ConfigurationError, ["`max_skipped_updates` is 0"]),
     (train(nonfinite_policy="skip", max_skipped_updates=1.5), ArgumentTypeError, ["`max_skipped_updates` is 1.5"]),
+    (train(epochs=3), ArgumentTypeError, ["`Trainer.train` has no argument `epochs`", "`num_epochs`"]),
+    (train(max_steps=3), ArgumentTypeError, ["`Trainer.train` has no argument `max_steps`", "`max_num_train_steps`"]),
+    (train(eval_datset=DATA), ArgumentTypeError, ["no argument `eval_datset`", "`eval_dataset`"]),
+    (train(verbose=1), ArgumentTypeError, ["`Trainer.train` has no argument `verbose`."]),
     (lambda: make().evaluate(DATA, 0), ConfigurationError, ["`per_device_batch_size` is 0"]),
     (lambda: make().predict(DATA, "8"), ArgumentTypeError, ["`per_device_batch_size` is '8' (str)"]),  # type: ignore[arg-type]
+    (lambda: make().predict(DATA, **WRONG_NAME), ArgumentTypeError, ["no argument `batch_size`"]),
     (lambda: make().evaluate(), ConfigurationError, ["got no dataset", "Pass `dataset`"]),
 ]
 PARTS: list[Case] = [

@@ -1,6 +1,7 @@
 """The mistakes that everybody makes in the first hour: each is found early, and the words say what to do instead."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,13 @@ from torch import nn
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     EarlyStoppingCallback,
+    MetricsCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StopAtCallback,
+    TrainerCallback,
 )
-from pytorch_accelerated.errors import ArgumentTypeError, DataError
+from pytorch_accelerated.errors import ArgumentTypeError, DataError, UnknownMetricError
 
 INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(12) % 2
@@ -27,8 +33,22 @@ def trainer(callbacks: Any = (), model: nn.Module | None = None, base: type[Trai
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "fit": (lambda: trainer().fit(DATA, 1), AttributeError, "'Trainer' object has no attribute 'fit'"),
-    "lr": (lambda: trainer().train(DATA, 1, lr=0.1), TypeError, "unexpected keyword argument 'lr'"),
+    "save": (lambda: trainer().save("model.pt"), AttributeError, "`Trainer` has no `save`. Use `save_checkpoint`."),
+    "history": (lambda: trainer().history, AttributeError, "`Trainer` has no `history`. Use `run_history`."),
+    "fit": (lambda: trainer().fit(DATA, 1), AttributeError, "`Trainer` has no `fit`. Use `train`."),
+    "validate": (lambda: trainer().validate(DATA), AttributeError, "Use `evaluate`."),
+    "misspelt method": (lambda: trainer().trian(DATA, 1), AttributeError, "'Trainer' object has no attribute 'trian'"),
+    "validation_data": (lambda: trainer().train(DATA, 1, validation_data=DATA), TypeError, "Use `eval_dataset`."),
+    "lr": (
+        lambda: trainer().train(DATA, 1, lr=0.1),
+        TypeError,
+        "`Trainer.train` has no argument `lr`. It is an argument of the optimizer.",
+    ),
+    "nothing near": (
+        lambda: trainer().train(DATA, 1, colour="red"),
+        TypeError,
+        "`Trainer.train` has no argument `colour`.",
+    ),
     "one callback": (
         lambda: trainer(EarlyStoppingCallback(3)),
         ArgumentTypeError,
@@ -86,3 +106,60 @@ def test_the_note_of_a_failed_batch_has_the_place_then_the_cause_then_the_batch(
     assert why.startswith("The usual cause: ")
     assert cause in why
     assert batch.startswith("The batch: ")
+
+
+def test_the_history_warns_of_a_misspelt_name_and_of_no_other() -> None:
+    done = trainer()
+    done.train(DATA, 1)
+    with pytest.warns(UserWarning, match="No metric 'train_los_epoch' was recorded.*'train_loss_epoch'"):
+        assert done.run_history.get_metric_values("train_los_epoch") == []
+    assert done.run_history.get_metric_values("eval_loss_epoch") == []
+    assert len(done.run_history.get_metric_values("train_loss_epoch")) == 1
+
+
+class Recording(TrainerCallback):
+    """Records a metric of its own, and counts updates."""
+
+    updates = 0
+
+    def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.updates += 1
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("val_score", 1.0)
+
+
+def watching(name: str, folder: Path) -> list[TrainerCallback]:
+    return [
+        EarlyStoppingCallback(3, watch_metric=name),
+        StopAtCallback(name, at_least=9.0),
+        SaveBestModelCallback(folder / "best.pt", watch_metric=name, greater_is_better=True),
+        SaveTrainingStateCallback(folder / "states", keep_best=1, watch_metric=name),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_watched_metric_that_nothing_records_is_found_before_the_first_update(index: int, tmp_path: Path) -> None:
+    run = trainer([watching("eval_acuracy", tmp_path)[index]], metrics=["accuracy"])
+    before = run.model.weight.clone()
+    with pytest.raises(UnknownMetricError, match="'eval_acuracy', which nothing in this run records. Watch 'eval_acc"):
+        run.train(DATA, 1, DATA)
+    assert torch.equal(run.model.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*so the lowest value counts as")
+def test_a_watched_metric_that_a_users_class_may_record_is_not_refused(tmp_path: Path) -> None:
+    for index in range(4):
+        recording = Recording()
+        trainer([recording, watching("val_score", tmp_path)[index]], metrics=["accuracy"]).train(DATA, 1, DATA)
+        assert recording.updates > 0
+
+    class Records(Trainer):
+        def eval_epoch_end(self) -> None:
+            self.run_history.update_metric("val_score", 1.0)
+
+    trainer([EarlyStoppingCallback(3, watch_metric="val_score")], base=Records).train(DATA, 1, DATA)
+    by_function = MetricsCallback({"score": lambda predictions, targets: 1.0})
+    trainer([by_function, EarlyStoppingCallback(3, watch_metric="eval_score")]).train(DATA, 1, DATA)
+    several = {"easy": DATA, "hard": DATA}
+    trainer([EarlyStoppingCallback(3, watch_metric="eval_hard_loss_epoch")]).train(DATA, 1, several)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pytorch_accelerated.callbacks.evaluation import LimitBatchesCallback
+from pytorch_accelerated.callbacks.evaluation import OuterLimit
 from pytorch_accelerated.callbacks.metrics import MetricsCallback
 from pytorch_accelerated.callbacks.preparation import MoveModulesToDeviceCallback
 from pytorch_accelerated.callbacks.progress import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
@@ -44,13 +44,7 @@ def chosen_callbacks(callbacks: Iterable[Any], metrics: Any = None) -> list[Any]
     for callback in given:
         chosen += others if callback is ... else [callback]
     limit = batch_limit_from_environment()
-    return chosen if limit is None else [*chosen, _LimitOfEnvironment(limit)]
-
-
-class _LimitOfEnvironment(LimitBatchesCallback):
-    """A limit that the environment sets, besides any of the user's own."""
-
-    _source = LIMIT_BATCHES_ENV_VAR
+    return chosen if limit is None else [*chosen, OuterLimit(limit, source=LIMIT_BATCHES_ENV_VAR)]
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:

@@ -130,3 +130,16 @@ class LimitBatchesCallback(PassLimit):
         loaders = trainer.run_context.parts.loaders
         if loaders.eval is not None:
             loaders.all_eval = [DataLoaderSlice(loader, self.num_batches) for loader in loaders.all_eval]
+
+
+class OuterLimit(LimitBatchesCallback):
+    """A limit that the user's callbacks do not contain: from the environment, or of `Trainer.preflight`.
+
+    Args:
+        num_batches: the number of batches on each rank, at least 1.
+        source: the origin of the limit, for the printed line; None prints no line.
+    """
+
+    def __init__(self, num_batches: int, source: str | None = None) -> None:
+        super().__init__(num_batches)
+        self._source = source

@@ -29,6 +29,7 @@ class FunctionCallback(TrainerCallback):
         every: n.
     """
 
+    recorded_names = None
     _calls = 0
 
     def __init__(self, function: Callable[..., Any], event: str, every: int) -> None:

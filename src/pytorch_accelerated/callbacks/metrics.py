@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.facts.trees import would_broadcast
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.prediction.collecting import InMemoryPredictions, are_rows
-from pytorch_accelerated.ranks.compat.extras import reductions_of, set_update_count
+from pytorch_accelerated.ranks.compat.extras import function_of_scorer, reductions_of, set_update_count
 from pytorch_accelerated.ranks.wrappers import bare_model
 from pytorch_accelerated.record.values import is_scalar, on_host, stored_value
 
@@ -124,8 +124,10 @@ class MetricsCallback(TrainerCallback):
     _ranks: Ranks | None = None
 
     @property
-    def recorded_names(self) -> list[str]:
-        """The names under which metrics by name are recorded, known before they have values."""
+    def recorded_names(self) -> Iterable[str] | None:  # type: ignore[override]
+        """Names of the metrics that it records; None for functions and objects, which may return dicts."""
+        if self._functions or self.metrics is not None:
+            return None
         prefixes = ("train", "eval", "intermediate_eval")
         return [f"{prefix}_{name}" for prefix in prefixes for name in self._recorded]
 
@@ -484,7 +486,7 @@ def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], A
     The rest are metrics of torchmetrics in any form.
 
     Raises:
-        ArgumentTypeError: for a function without a name, or something else.
+        ArgumentTypeError: for a callback, a function without a name, or something else.
         ConfigurationError: for an unknown name of a metric, or a name that the loop uses itself.
     """
     if isinstance(metrics, Mapping):
@@ -496,6 +498,10 @@ def _divided(metrics: Any) -> tuple[dict[str, str], dict[str, MetricFunction], A
             _check_function(name, function)
         return {}, functions, {name: metric for name, metric in metrics.items() if name not in functions} or None
     given = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    if any(isinstance(each, TrainerCallback) for each in given):
+        raise ArgumentTypeError(
+            "A callback is among the metrics. Pass it in `callbacks`, and its metrics by name, or as objects, here."
+        )
     names = [each for each in given if isinstance(each, str)]
     check_names(names)
     for each in given:
@@ -513,6 +519,11 @@ def _check_function(name: str, function: Any) -> None:
     if name in _NAMES_OF_LOSSES:
         raise ConfigurationError(
             f"A metric cannot be called {name!r}, as the trainer's mean loss is. Use another name."
+        )
+    if (scored := function_of_scorer(function)) is not None:
+        raise ArgumentTypeError(
+            f"The metric {name!r} is a scorer of scikit-learn, {function!r}, which takes an estimator. Pass its "
+            f"function, sklearn.metrics.{scored.__name__}, here, and what it needs in `predictions`."
         )
     if isinstance(function, type) or not callable(function):
         remedy = f"an instance, {function.__name__}(...)" if isinstance(function, type) else "a function"

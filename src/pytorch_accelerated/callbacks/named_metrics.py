@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
@@ -21,23 +22,51 @@ CLASS_NAMES = (
     *(*_OF_RANKS, "mcc", "top_5_accuracy"),
 )
 NUMBER_NAMES = ("mae", "mse", "rmse", "r2")
+_OTHER_NAMES = {
+    "acc": "accuracy",
+    "roc_auc": "auc",
+    "auroc": "auc",
+    "rocauc": "auc",
+    "f1_score": "f1",
+    "f1score": "f1",
+    "jaccard": "iou",
+    "mean_iou": "iou",
+    "miou": "iou",
+    "matthews": "mcc",
+    "matthews_corrcoef": "mcc",
+    "ap": "average_precision",
+    "top5": "top_5_accuracy",
+    "mean_absolute_error": "mae",
+    "mean_squared_error": "mse",
+    "root_mean_squared_error": "rmse",
+    "r2_score": "r2",
+}
 # What torchmetrics leaves out. It would leave out the predictions of an ignored class, too; this is the number of none.
 _LEFT_OUT = -100
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Reject a name that means no metric, and names whose package is missing.
+    """Reject a name that means no metric, names of different tasks, and names whose package is missing.
 
     Raises:
-        ConfigurationError: says which there are.
+        ConfigurationError: says which there are, and which was probably meant.
         MissingDependencyError: if a name needs torchmetrics, which is not installed.
     """
     known = (*CLASS_NAMES, *NUMBER_NAMES)
     for name in (name for name in names if name not in known):
+        meant = _OTHER_NAMES.get(name.lower()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
         raise ConfigurationError(
-            f"There is no metric {name!r}. There are "
+            f"There is no metric {name!r}.{f' Did you mean {meant!r}?' if meant else ''} There are "
             f"{', '.join(CLASS_NAMES)} for classes, and {', '.join(NUMBER_NAMES)} for numbers. For others, pass "
             "metrics of torchmetrics, or functions by name."
+        )
+    of_numbers = [name for name in names if name in NUMBER_NAMES]
+    if 0 < len(of_numbers) < len(names):
+        of_classes = [name for name in names if name in CLASS_NAMES]
+        raise ConfigurationError(
+            f"The metrics {', '.join(of_numbers)} are for numbers, and {', '.join(of_classes)} for classes: outputs "
+            "are the one or the other. Pass those of one kind, or two callbacks with their own `predictions` and "
+            "`targets`."
         )
     of_ranks = [name for name in names if name in _OF_RANKS]
     if of_ranks and importlib.util.find_spec("torchmetrics") is None:

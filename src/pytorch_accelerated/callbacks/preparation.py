@@ -29,6 +29,7 @@ class MoveModulesToDeviceCallback(TrainerCallback):
     """
 
     prepares_run = True
+    recorded_names = ()
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Move the modules."""

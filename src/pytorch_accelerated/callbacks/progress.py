@@ -51,6 +51,7 @@ class PrintProgressCallback(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    recorded_names = ()
 
     _started: float | None = None
     _first_update = 0
@@ -116,6 +117,7 @@ class ProgressBarCallback(TrainerCallback):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    recorded_names = ()
 
     _open: tuple[Progress, ...] = ()  # the innermost pass is last: an evaluation inside a training epoch
     _lines: LineDisplay | None = None
@@ -241,6 +243,7 @@ class LogMetricsCallback(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    recorded_names = ()
     counts_once = True  # scripts add it to the defaults under its other name; each line would be printed twice
 
     _row: dict[str, str] | None = None  # the row that is being filled, if there is one

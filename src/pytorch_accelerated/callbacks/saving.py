@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST, MetricJudge
+from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST, MetricJudge, refuse_unrecorded
 from pytorch_accelerated.errors import (
     CheckpointError,
     ConfigurationError,
@@ -27,7 +29,7 @@ from pytorch_accelerated.record.text import folded, format_number
 from pytorch_accelerated.record.warning import warn_user
 from pytorch_accelerated.record.watching import WatchedMetric
 from pytorch_accelerated.schedulers.wsd_scheduler import WSDLrScheduler
-from pytorch_accelerated.states.disk import is_url, resolved
+from pytorch_accelerated.states.disk import is_url, resolved, working_folder
 from pytorch_accelerated.states.loading import load_run
 from pytorch_accelerated.states.policy import Retention, SavePolicy, judged_states
 from pytorch_accelerated.states.publish import remove_state
@@ -37,6 +39,13 @@ from pytorch_accelerated.states.verify import list_named_states
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
     from pytorch_accelerated.ranks.ranks import Ranks
+
+
+_told: set[Path] = set()
+
+
+class _StateIsGone(Exception):
+    """The training state that a best value belongs to can't be read any more."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -53,7 +62,8 @@ class SaveBestModelCallback(MetricJudge):
     >>> callbacks = [..., SaveBestModelCallback("best.pt", watch_metric="eval_accuracy", greater_is_better=True)]
 
     Args:
-        save_path: the path of the file, which each better model replaces as a whole.
+        save_path: the path of the file, which each better model replaces as a whole. A line is printed when the run
+            starts if the file exists from an earlier run.
         watch_metric: the metric's name in the run history.
         greater_is_better: whether larger values are better.
         reset_on_train: whether each call of `Trainer.train` starts a new search for the best model. A resumed run
@@ -80,6 +90,7 @@ class SaveBestModelCallback(MetricJudge):
 
     _told_apart_by = "save_path"
     _kinds = KINDS_OF_BEST
+    _lost: list[Any] | None = None  # value and epoch of one whose weights are gone
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Check path and metric; forget the best value of an earlier run, or one whose file is missing."""
@@ -95,17 +106,22 @@ class SaveBestModelCallback(MetricJudge):
                 f"not in {self.save_path} any more, so the search starts again. Put the file back to continue it.",
             )
             # Only a value that a file proves may decide: a best value without its weights would keep worse ones away.
+            self._lose(self.best_metric, self.best_metric_epoch)
             self._forget_best()
+        if self.best_metric is None:
+            tell_of_earlier(
+                trainer.print, [self._absolute(self.save_path)], "the best model of this run will replace it"
+            )
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Load the best checkpoint, on every rank."""
-        if not self.load_saved_checkpoint:
+        """Load the best checkpoint, on every rank; say if the weights of a better one are gone."""
+        self._tell_of_lost(trainer.run_context.parts.ranks)
+        if not self.load_saved_checkpoint or (self.best_metric is None and self._lost is not None):
             return
         if self.best_metric is None:
             warn_user(
                 trainer.run_context.parts.ranks,
-                f"The model has the weights of the last update: no best model was saved, because {self.watch_metric!r} "
-                "had no value but NaN, or its weights are gone.",
+                f"The model has the weights of the last update: {self.watch_metric!r} had no value but NaN.",
             )
             return
         trainer.run_context.parts.ranks.wait()  # other ranks read what the first of their node may still be writing
@@ -124,16 +140,36 @@ class SaveBestModelCallback(MetricJudge):
                 with trainer.run_context.control.saves.saving(self._absolute(self.save_path), goes_on=True):
                     self._save(trainer, {self.watch_metric: values[-1], "epoch": epoch}, state)
                     self.best_metric, self.best_metric_epoch = values[-1], epoch
-            except InvalidCheckpointError as error:  # the state that the value belongs to is gone
-                lost = f"{self.watch_metric} {format_number(values[-1])} in epoch {epoch}"
-                warn_user(
-                    trainer.run_context.parts.ranks,
-                    f"The best model so far ({lost}) is lost: keep more states. {error}",
-                )
+            except _StateIsGone as error:  # no save was tried, so an earlier failure still counts
+                warn_user(trainer.run_context.parts.ranks, f"The best model so far is lost: keep more states. {error}")
+                self._lose(values[-1], epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far, and one whose weights are gone."""
+        return super().state_dict() if self._lost is None else {**super().state_dict(), "lost": self._lost}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the search of the run that is being resumed."""
+        super().load_state_dict(state)
+        self._lost = state.get("lost")
 
     def _start_over(self) -> None:
         if self.reset_on_train:
             self._forget_best()
+            self._lost = None
+
+    def _tell_of_lost(self, ranks: Ranks) -> None:
+        """Say that the best value of the run, by which callbacks may have stopped it, doesn't belong to the weights."""
+        if self._lost is not None and self._watched.is_better(self._lost[0], self.best_metric):
+            warn_user(
+                ranks,
+                f"The best {self.watch_metric} was {format_number(self._lost[0])}, in epoch {self._lost[1]}, but its "
+                f"weights are gone: neither the model nor {self.save_path} has them.",
+            )
+
+    def _lose(self, value: float, epoch: int | None) -> None:
+        if self._lost is None or self._watched.is_better(value, self._lost[0]):
+            self._lost = [value, epoch]
 
     def _save(self, trainer: Trainer, entries: dict[str, Any], state: Any = None) -> None:
         """Write the checkpoint with these additional entries, of a training state or of the model as it is now."""
@@ -143,7 +179,10 @@ class SaveBestModelCallback(MetricJudge):
             return
         names = ["model", *["optimizer"] * optimizer, *["scheduler"] * scheduler]
         saves = trainer.run_context.control.saves
-        saves.write_portable(path, lambda: {**entries_of_state(state, names), **entries})
+        try:
+            saves.write_portable(path, lambda: {**entries_of_state(state, names), **entries})
+        except InvalidCheckpointError as error:
+            raise _StateIsGone(error) from error
 
     def _forget_best(self) -> None:
         self.best_metric = self.best_metric_epoch = None
@@ -208,6 +247,7 @@ class SaveTrainingStateCallback(StateSaver):
 
     ranks_agree_after_each_update = False
     takes_part_in_preflight = False
+    recorded_names = ()
     _told_apart_by = "save_dir"
 
     _clock = staticmethod(time.monotonic)
@@ -253,17 +293,17 @@ class SaveTrainingStateCallback(StateSaver):
         """Check the metric and the folder, and start the clock."""
         if self.retention.best is not None:
             self._watched.check_has_evaluation(trainer.eval_dataset)
+            refuse_unrecorded(trainer, self.watch_metric)
             self._watched.check_direction(trainer.run_context.parts.ranks, type(self).__name__)
         saves = trainer.run_context.control.saves
         saves.claim_folder(self.folder)  # two runs that save there would delete each other's states
+        earlier: Sequence[str] = ()
         if is_url(self.save_dir):
             metric_name = None if self.retention.best is None else self.watch_metric
             store = _object_storage().Store(str(self.save_dir), self.storage_timeout)
             uploads = _object_storage().Uploads(store, self.folder, self.retention, metric_name)
             saves.upload(uploads)
             earlier = uploads.earlier
-        else:
-            earlier = [folder.name for folder, _ in list_named_states(self.folder)]
         if trainer.run_state.updates == 0:  # else the run was resumed
             fate = "replace those of the same names" if self.retention.keeps_all else "replace or delete earlier states"
             remedy = (
@@ -272,6 +312,9 @@ class SaveTrainingStateCallback(StateSaver):
             if earlier:
                 found = f"{self.save_dir} has states of an earlier run, the last of them {earlier[-1]}"
                 trainer.print(folded(f"{found}: this run will {fate}; {remedy}"))
+            else:
+                states = [folder for folder, _ in list_named_states(self.folder)]
+                tell_of_earlier(trainer.print, states, f"this run will {fate}; {remedy}")
         self._is_final_requested = self._has_requested = False
         self._saved_at = None
         # The writer calls it when a state is complete and before the next begins, so only whole states are counted.
@@ -364,6 +407,24 @@ class SaveTrainingStateCallback(StateSaver):
                 warnings.warn(f"A training state that is no longer needed cannot be deleted. {error}", stacklevel=2)
 
 
+def tell_of_earlier(print_on_node: Callable[[str], None], paths: Sequence[Path], fate: str) -> None:
+    """Print one line on each node, once in a process, if there are files or folders of an earlier run.
+
+    Args:
+        print_on_node: of the trainer of the run, which is not a resumed one.
+        paths: where they may be; absolute.
+        fate: says what this run will do to them.
+    """
+    times = {path.stat().st_mtime: path for path in paths if path.exists()}
+    if not times or times[max(times)] in _told:  # in a notebook, a cell is run many times
+        return
+    newest = times[max(times)]
+    _told.add(newest)
+    shown = str(newest).removeprefix(os.path.join(working_folder(), ""))
+    moment = f"{datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"
+    print_on_node(folded(f"{shown} is from an earlier run ({moment}): {fate}"))
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class WSDCheckpointCallback(TrainerCallback):
     """Saves at the checkpoints of a `WSDLrScheduler`: where a decay begins, and where it ends.
@@ -410,6 +471,9 @@ class WSDCheckpointCallback(TrainerCallback):
         if self.initial_checkpoint is not None and not is_resumed:
             _load_initial(trainer, self._absolute(self.initial_checkpoint))
             scheduler.step_update(0)
+        elif not is_resumed:
+            earlier = list(self._absolute(self.save_dir).glob("checkpoint_*_wsd_*"))
+            tell_of_earlier(trainer.print, earlier, "this run will replace those at the same steps")
         self._last_step = scheduler.get_current_step()
 
     def on_optimizer_step_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, require_kinds
+from pytorch_accelerated.errors import (
+    ConfigurationError,
+    NonFiniteLossError,
+    StopTrainingError,
+    UnknownMetricError,
+    require_kinds,
+)
+from pytorch_accelerated.facts.names import is_users_class
 from pytorch_accelerated.facts.settings import check_positive_count
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.ranks.numerics import described_parameters
@@ -28,6 +36,7 @@ class MetricJudge(TrainerCallback):
     """
 
     takes_part_in_preflight = False
+    recorded_names: Iterable[str] | None = ()
     watch_metric = "eval_loss_epoch"
     _kinds: Mapping[str, tuple[type, ...]] = {}
 
@@ -36,9 +45,11 @@ class MetricJudge(TrainerCallback):
 
         Raises:
             ConfigurationError: for a metric of evaluations, if there is no evaluation set.
+            UnknownMetricError: if nothing in the run records the metric.
         """
         if not trainer.run_history.is_evaluated_beside:
             self._watched.check_has_evaluation(trainer.eval_dataset)
+            refuse_unrecorded(trainer, self.watch_metric)
         if hasattr(self, "greater_is_better"):
             self._watched.check_direction(trainer.run_context.parts.ranks, type(self).__name__)
         if trainer.run_state.updates > 0:
@@ -94,6 +105,27 @@ class MetricJudge(TrainerCallback):
         """Act on what a resumed run knows already."""
 
 
+def refuse_unrecorded(trainer: Trainer, name: str) -> None:
+    """Reject a metric that nothing in a run records, if all that records is known: nothing in it is a user's class.
+
+    Raises:
+        UnknownMetricError: names the metrics that are recorded.
+    """
+    callbacks, history = trainer.callback_handler.callbacks, trainer.run_history
+    recorded = [each.recorded_names for each in callbacks if hasattr(each, "recorded_names")]
+    is_known = (
+        len(recorded) == len(callbacks) and None not in recorded and not trainer.run_context.parts.loaders.eval_sets
+    )
+    if not is_known or any(is_users_class(type(each)) for each in (trainer, history, *callbacks)):
+        return
+    names = ["train_loss_epoch", "eval_loss_epoch", *(each for names in recorded for each in names or ())]
+    at_times = ["intermediate_eval_loss", "gradient_norm", "skipped_updates", *history.get_metric_names()]
+    if name not in names + at_times:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Watch {near[0]!r}" if near else f"Watch one of {', '.join(map(repr, names))}"
+        raise UnknownMetricError(f"The watched metric is {name!r}, which nothing in this run records. {hint}.")
+
+
 class TerminateOnNaNCallback(TrainerCallback):
     """Ends a run with an error, on every rank, when the loss of a batch is NaN or infinite.
 
@@ -102,6 +134,8 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     >>> callbacks = [TerminateOnNaNCallback]  # one of the default callbacks
     """
+
+    recorded_names = ()
 
     def on_non_finite_loss(self, trainer: Trainer, metric_name: str, epoch: int, step: int, **kwargs: Any) -> None:
         """End the run.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks.saving import SaveBestModelCallback
+from pytorch_accelerated.callbacks.saving import SaveBestModelCallback, tell_of_earlier
 from pytorch_accelerated.callbacks.stopping import KINDS_OF_BEST
 from pytorch_accelerated.errors import ConfigurationError, DuplicateCallbackError, NonFiniteLossError, require_kinds
 from pytorch_accelerated.loop.callback import TrainerCallback
@@ -71,6 +71,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     _applied_updates = 0
     _is_finished = True  # whether the average can be evaluated: in `SWACallback` only when its last epoch is in it
 
+    recorded_names = None  # what metrics measure on the averages, too
+
     def __init__(
         self,
         decay: float = 0.99,
@@ -116,6 +118,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             super().on_training_run_start(trainer, **kwargs)
         elif trainer.run_state.updates == 0:
             self._refuse_shared_path(trainer.callback_handler)
+            tell_of_earlier(trainer.print, [self._absolute(self.save_path)], "the average of this run will replace it")
         if trainer.run_state.updates == 0:
             self._loaded_weights = None
         self._ema_model = None
@@ -153,6 +156,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save the average if it was never evaluated."""
+        self._tell_of_lost(trainer.run_context.parts.ranks)
         if not self._evaluates(trainer):
             self._save_at_end(trainer)
 

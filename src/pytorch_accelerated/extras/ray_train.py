@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_accelerated.callbacks import MetricsCallback, SaveTrainingStateCallback
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback
 from pytorch_accelerated.facts import require
 from pytorch_accelerated.record import Pace
 
@@ -158,8 +158,7 @@ class RayTrainCallback(SaveTrainingStateCallback):
 
     def _metric_names(self, trainer: Trainer) -> list[str]:
         """The metrics of an epoch, as far as they are known before its end."""
-        measuring = [each for each in trainer.callback_handler if isinstance(each, MetricsCallback)]
-        recorded = [each.recorded_names for each in measuring]
+        recorded = [getattr(each, "recorded_names", None) or () for each in trainer.callback_handler.callbacks]
         evaluated = [] if trainer.eval_dataset is None else ["eval_loss_epoch"]
         return ["train_loss_epoch", *evaluated, *itertools.chain(*recorded), *trainer.run_history.get_metric_names()]
 

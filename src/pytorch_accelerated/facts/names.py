@@ -1,4 +1,4 @@
-"""Public names of the trainer that a subclass may use for something else.
+"""Public names of the trainer: those that a subclass may use for something else, and arguments by their other names.
 
 Scripts written before a name was added may use it for their own purposes, so nothing in this library reads those names.
 """
@@ -6,8 +6,35 @@ Scripts written before a name was added may use it for their own purposes, so no
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from pytorch_accelerated.errors import ArgumentTypeError, MissingMethodError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+# Arguments of Keras, Lightning, fastai and transformers that other arguments of ours resemble more, or none.
+_ARGUMENTS_ELSEWHERE = {
+    "criterion": "loss_func",
+    "max_steps": "max_num_train_steps",
+    "scheduler": "create_scheduler_fn",
+    "tokenizer": "processing_class",  # its name in older versions of transformers
+    "val_data": "eval_dataset",
+    "validation_data": "eval_dataset",
+}
+_METHODS_ELSEWHERE = {
+    "fit": "train",
+    "validate": "evaluate",
+    "test": "evaluate",
+    "save": "save_checkpoint",
+    "save_model": "save_checkpoint",
+    "load": "load_checkpoint",
+    "history": "run_history",
+}
 
 
 @dataclasses.dataclass
@@ -58,6 +85,30 @@ class Replaceable:
 
     def __get__(self, trainer: Any, kind: type | None = None) -> Any:
         return self if trainer is None else self._read(trainer)
+
+
+def knows_other_names(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorator: an unknown keyword argument is an error that names the one that was probably meant."""
+    known = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Result:
+        for name in kwargs.keys() - known.keys():
+            near = [_ARGUMENTS_ELSEWHERE.get(name), *difflib.get_close_matches(name, known, n=1)]
+            meant = next((each for each in near if each in known), None)
+            is_rate = name in ("lr", "learning_rate") and "args" not in known
+            of_optimizer = " It is an argument of the optimizer." if is_rate else ""
+            hint = f" Use `{meant}`." if meant and not of_optimizer else of_optimizer
+            raise ArgumentTypeError(f"`{type(args[0]).__name__}.{method.__name__}` has no argument `{name}`.{hint}")
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
+def refuse_method_of_others(trainer: Any, name: str) -> None:
+    """Raise a MissingMethodError, an AttributeError, if other libraries call a method of the trainer `name`."""
+    if name in _METHODS_ELSEWHERE:
+        raise MissingMethodError(f"`{type(trainer).__name__}` has no `{name}`. Use `{_METHODS_ELSEWHERE[name]}`.")
 
 
 def is_users_class(kind: type) -> bool:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
 from pytorch_accelerated.errors import ConfigurationError, MissingMethodError
+from pytorch_accelerated.facts.names import knows_other_names
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.huggingface import evaluating, knowledge
 from pytorch_accelerated.huggingface.arguments import parallel
@@ -98,6 +99,7 @@ class Trainer(TrainerHooks):
         ConfigurationError: for arguments that cannot work together.
     """
 
+    @knows_other_names
     def __init__(
         self,
         model: Any = None,

@@ -61,6 +61,9 @@ class TrainerCallback:
     #: Whether a second callback of the very same class is left out without an error.
     counts_once: bool = False
 
+    #: Names of the metrics that it records. None: unknown; subclasses outside this library count as that.
+    recorded_names: Iterable[str] | None = None
+
     _made_in = ""
     _told_apart_by = ""  # the attribute in which callbacks of one class differ
 

@@ -14,7 +14,7 @@ from torch import nn
 from pytorch_accelerated.data.building import build_loader, default_loader_kwargs, effective_kwargs, refuse_empty
 from pytorch_accelerated.data.counting import Counter, counter_of, rows_left
 from pytorch_accelerated.data.updates import Loaders
-from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class
+from pytorch_accelerated.facts.names import GivenArgument, GivenArguments, is_users_class, knows_other_names
 from pytorch_accelerated.facts.order import HOOKS
 from pytorch_accelerated.facts.run_state import RunState
 from pytorch_accelerated.facts.settings import TrainSettings
@@ -74,6 +74,7 @@ class TrainerHooks:
         """
         return first_context(self)
 
+    @knows_other_names
     def __init__(
         self,
         model: nn.Module,

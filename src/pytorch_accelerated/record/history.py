@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import itertools
 import math
 import numbers
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -438,6 +440,9 @@ class InMemoryRunHistory(RunHistory):
         return dict.fromkeys(self._metrics).keys()
 
     def get_metric_values(self, name: str) -> list[Any]:
+        near = [] if name in self._metrics else difflib.get_close_matches(name, self._metrics, n=1, cutoff=0.9)
+        if near:
+            warnings.warn(f"No metric {name!r} was recorded, so it has no values. Meant {near[0]!r}?", stacklevel=2)
         return list(self._metrics.get(name, ()))
 
     def get_latest_metric(self, name: str) -> Any:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from pytorch_accelerated.errors import ConfigurationError
-from pytorch_accelerated.facts.placeholders import TrainerPlaceholderValues
+from pytorch_accelerated.facts.placeholders import Placeholder, TrainerPlaceholderValues
 from pytorch_accelerated.ranks.optimizers import Optimizers, Schedules
 from pytorch_accelerated.schedulers.warmup_scheduler import DecayLrScheduler, check_above_0
 
@@ -69,6 +69,28 @@ class CosineLrScheduler(DecayLrScheduler):
             num_cooldown_epochs,
         )
         self.k_decay = k_decay
+
+    @classmethod
+    def create_scheduler_fn(
+        cls: type[SchedulerT],
+        total_num_epochs: float | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: float | Placeholder = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float | Placeholder = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float | Placeholder = 0,
+    ) -> functools.partial[SchedulerT]:
+        """A function that makes this scheduler for an optimizer, for the `create_scheduler_fn` of `Trainer.train`.
+
+        Takes the arguments of the constructor; numbers that are known when the run starts may be left out or
+        expressed with `TrainerPlaceholderValues`.
+        """
+        lengths = (total_num_epochs, num_update_steps_per_epoch)
+        warmup = (num_warmup_epochs, warmup_starting_lr, warmup_starting_lr_ratio, num_cooldown_epochs)
+        return super().create_scheduler_fn(*lengths, k_decay, lr_min, min_lr_ratio, *warmup)
 
     def get_height(self, progress: float) -> float:
         """Half a cosine of the progress, bent by `k_decay`."""

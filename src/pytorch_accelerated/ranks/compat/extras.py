@@ -1,4 +1,4 @@
-"""Private members of optional packages: datasets, torchmetrics, transformers. None is imported here."""
+"""Private members of optional packages: datasets, scikit-learn, torchmetrics, transformers. None is imported here."""
 
 from __future__ import annotations
 
@@ -50,3 +50,8 @@ def set_update_count(metric: Metric, updates: int) -> None:
 def unsplittable_layers(model: Any) -> Collection[str]:
     """Names of the layer classes that a model of transformers wants on one device each. They have no public name."""
     return getattr(model, "_no_split_modules", None) or ()
+
+
+def function_of_scorer(scorer: Any) -> Any:
+    """The metric within a scorer of scikit-learn, which has no public name; None for anything else."""
+    return getattr(scorer, "_score_func", None)
