@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback
+from pytorch_accelerated.callbacks import CSVLoggerCallback, JSONLoggerCallback, LearningRateMonitorCallback, loggers
 from pytorch_accelerated.callbacks.evaluation import StepBasedEvaluationCallback
 from pytorch_accelerated.loop.callback import TrainerCallback
 from pytorch_accelerated.trainer import Trainer
@@ -156,8 +156,13 @@ def test_a_disk_that_refuses_costs_a_warning_and_not_the_run(logger_class, read,
     assert ["evaluation_loss" in row for row in read(path)] == [False, False, True]
 
 
+# After 64 updates, after 128, and at the end of an epoch.
+@pytest.mark.parametrize(("seconds", "rows_seen"), [(0.0, [4, 8, 10, 15, 19, 21]), (1e9, [4, 4, 4, 11, 11, 11])])
 @both_loggers
-def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(logger_class, read, tmp_path):
+def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(
+    logger_class, read, seconds, rows_seen, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loggers, "_SECONDS_BETWEEN_WRITES", seconds)
     path = tmp_path / "log"
     seen: list[int] = []
 
@@ -172,7 +177,7 @@ def test_step_records_have_rows_of_their_own_and_the_file_grows_within_an_epoch(
     history = trainer.train(
         regression_data(4 * 150), 2, per_device_batch_size=4, gradient_clip_norm=1.0, record_every_n_steps=16
     )
-    assert seen == [4, 8, 10, 15, 19, 21]  # after 64 updates, after 128, and at the end of an epoch
+    assert seen == rows_seen
     rows = ALL[read](path)
     steps = [row for row in rows if "train_loss" in row]
     assert steps == [record.columns() for record in history.step_records]

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from pytorch_accelerated.states.publish import replacing
 if TYPE_CHECKING:
     from pytorch_accelerated.loop.callback import Trainer
 
+_SECONDS_BETWEEN_WRITES = 1.0  # of step records: opening the file for each takes longer than a small update
+
 
 # Epoch, update, and what the row is of: a step record, metrics of the run (0), or its n-th evaluation after training.
 _Place = tuple[int, int, int]
@@ -38,9 +41,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
     curve that grows within epochs: it has the columns of `StepRecord.columns`. Rows of metrics have no `train_loss`
     unless a metric has that name.
 
-    Rows are added at the end of the file; step records as the history gets them, up to 64 at a time. A new file
-    replaces the old one at first, and when a column is added. A resumed run writes it again from the history of its
-    training state.
+    Rows are added at the end of the file; step records about once a second. A new file replaces the old one at
+    first, and when a column is added. A resumed run writes it again from the history of its training state.
 
     Args:
         path: the path of the file, which replaces an existing one. Missing folders are created.
@@ -55,6 +57,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
     _rows: Sequence[tuple[_Place, dict[str, Any]]] = ()
     _size_bytes = 0  # of the file before these; 0 if nothing was written yet
     _starts_over = False
+    _written_at = -math.inf
     _last_place: _Place = (1, 0, 0)
     _evaluations = 0
     _is_evaluating = False
@@ -112,6 +115,8 @@ class _FileLogger(TrainerCallback, abc.ABC):
             return
         self._rows = joined([*self._rows, *self._entries(steps, metrics)])
         self._last_place = self._rows[-1][0] if self._rows else self._last_place
+        if not survives_power_cuts and time.monotonic() - self._written_at <= _SECONDS_BETWEEN_WRITES:
+            return
         path = self._absolute(self.path)
         is_whole = path.is_file() and path.stat().st_size >= self._size_bytes
         if self._starts_over or (self._size_bytes and not is_whole):
@@ -156,6 +161,7 @@ class _FileLogger(TrainerCallback, abc.ABC):
                 if survives_power_cuts:
                     disk.flush(file)
         self._columns, self._rows, self._size_bytes = columns, unsettled, size_bytes
+        self._written_at = time.monotonic()
 
 
 class CSVLoggerCallback(_FileLogger):
