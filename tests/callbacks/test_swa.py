@@ -70,6 +70,19 @@ def test_a_resumed_run_has_the_same_average(first_path: str, tmp_path: Path) -> 
         assert torch.equal(again[name], value), name
 
 
+def test_two_averages_in_another_folder_and_order_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    def averages(folder: str) -> list[SWACallback]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return [SWACallback(start, save_path=tmp_path / folder / f"from_{start}.pt") for start in (0.25, 0.5)]
+
+    run(*averages("whole"))
+    run(*averages("before"), SaveAndStop(tmp_path / "state", 13))
+    run(*reversed(averages("after")), resume_from=tmp_path / "state")
+    for name in ("from_0.25.pt", "from_0.5.pt"):
+        whole, after = (torch.load(tmp_path / folder / name)["model_state_dict"] for folder in ("whole", "after"))
+        assert all(torch.equal(after[key], value) for key, value in whole.items()), name
+
+
 class Stop(TrainerCallback):
     """Stops at an event of the second epoch."""
 

@@ -171,17 +171,20 @@ def _saved_state(callback: Any, callbacks: Iterable[Any], saved: Mapping[str, An
     """The saved state of a callback; None if there is none.
 
     The state of one that writes to a file is found under another path, too, if nothing but paths has changed: each job
-    of a run that is stopped and resumed, and each branch, may have a folder of its own. Two of a kind have their order.
+    of a run that is stopped and resumed, and each branch, may have a folder of its own. Two of a kind are told apart by
+    the names of their files.
     """
     if not hasattr(callback, "load_state_dict"):
         return None
     key, kind = key_of_state(callback), f"{type(callback).__name__}("
     if key in saved or not getattr(callback, "is_told_apart_by_path", False):
         return saved.get(key)
-    keys = [key_of_state(each) for each in callbacks]
+    keys = {key_of_state(each) for each in callbacks}
     left = [other for other in saved if other.startswith(kind) and other not in keys]
     alike = [other for other in keys if other.startswith(kind) and other not in saved]
-    return saved[left[alike.index(key)]] if len(left) == len(alike) else None
+    if len(alike) > 1:
+        left, alike = ([each for each in some if Path(each).name == Path(key).name] for some in (left, alike))
+    return saved[left[0]] if len(left) == len(alike) == 1 else None
 
 
 def _checked_held(
