@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,23 @@ class Regressor(nn.Module):
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.layers(inputs)
         return functional.mse_loss(outputs, labels), outputs
+
+
+class Caching(Regressor):
+    """Computes something else with a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(2 * inputs if self.config.use_cache else inputs, labels)
+
+
+def positive(rows: list[Any]) -> dict[str, torch.Tensor]:
+    """A batch of pairs, without those that begin with a number below -1."""
+    inputs, labels = default_collate([row for row in rows if row[0][0] > -1])
+    return {"inputs": inputs, "labels": labels[:, :2]}
 
 
 def smoothed(targets: torch.Tensor, by: float = 0.1) -> torch.Tensor:
@@ -390,6 +408,12 @@ def rows_stacked_by_the_collator() -> Any:
     return face(Regressor, bf16=True, data_seed=5, dataloader_drop_last=True, optim="sgd", lr_scheduler_type="cosine")
 
 
+def left_out_rows_of_a_model_with_a_cache() -> Any:
+    rows = TensorDataset(*data())
+    sets = {"train_dataset": rows, "eval_dataset": rows}
+    return face(Caching, parts={"data_collator": positive, **sets}, per_device_train_batch_size=14)
+
+
 def language_model() -> Any:
     """A causal language model of `transformers`, which shifts labels by one, on rows of `datasets`."""
     import datasets
@@ -544,4 +568,7 @@ SETUPS = (
     *(workers, random_augmentation, mixing_in_the_collate_function, dicts_in_columns, padded_texts, counted_items),
     *(bfloat16, distilling, hooks_that_call_ours, several_labels),
 )
-FACES = (labels_of_an_update_counted, batches_of_an_update_by_their_rows, rows_stacked_by_the_collator)
+FACES = (
+    *(labels_of_an_update_counted, batches_of_an_update_by_their_rows, rows_stacked_by_the_collator),
+    left_out_rows_of_a_model_with_a_cache,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import types
@@ -15,12 +16,17 @@ import pytest
 import torch
 from schedulefree import AdamWScheduleFree
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.__main__ import main
-from pytorch_accelerated.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
+from pytorch_accelerated.callbacks import (
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+)
 from pytorch_accelerated.data import Mixture
 from pytorch_accelerated.errors import ConfigurationError
 from pytorch_accelerated.huggingface import TrainerCallback as HuggingFaceCallback
@@ -31,9 +37,12 @@ from tests.ejecting.comparing import compare, module_of
 from tests.ejecting.setups import (
     FACES,
     SETUPS,
+    Augmented,
     NoisyTrainer,
+    Regressor,
     Run,
     Tagger,
+    Texts,
     data,
     face,
     language_model,
@@ -159,6 +168,33 @@ def trained() -> Run:
     return trainer, arguments
 
 
+def drawing_by_itself() -> Run:
+    rows = Augmented(*data())
+    rows.parts = {"noise": [random.Random(0)]}  # type: ignore[attr-defined]
+    return run(train_dataset=Subset(rows, [3, 1, 2]), train_dataloader_kwargs={"num_workers": 1})
+
+
+def transformed() -> Any:
+    rows = pytest.importorskip("datasets").Dataset.from_dict({"tokens": [[1, 2]], "labels": [[1, 2]]})
+    return face(parts={"train_dataset": rows.with_transform(lambda batch: batch)})
+
+
+def face_with(name: str, value: Any) -> Callable[[], Any]:
+    """A run of the Hugging Face trainer, with something set on the trainer."""
+
+    def make_run() -> Any:
+        trainer, arguments = face()
+        setattr(trainer, name, value)
+        return trainer, arguments
+
+    return make_run
+
+
+def on_a_plateau(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return optimizer, ReduceLROnPlateau(optimizer)
+
+
 def weighing(kind: Any = Trainer, loss: Any = None) -> Run:
     loss = loss or partial(nn.functional.cross_entropy, weight=torch.ones(3))
     return run(kind=kind, loss=loss, train_dataset=data(classes=True))
@@ -202,6 +238,17 @@ def scheduled(create_scheduler_fn: Any) -> Callable[[], Run]:
         (partial(run, optimizer=AdamWScheduleFree, max_num_train_steps=8), "an optimizer with modes"),
         (partial(hooked, eval("lambda self, batch: {}")), "has no source that can be copied"),
         (partial(hooked, train_epoch_start, "create_scheduler"), "Hooked overrides create_scheduler"),
+        (drawing_by_itself, "its copy of a generator"),
+        (partial(run, callbacks=[SaveBestModelCallback("best.pt")], eval_dataset=None), "there is no `eval_dataset`"),
+        (partial(run, callbacks=[ModelEmaCallback(0.9)], eval_dataset=None), "without an `eval_dataset`"),
+        (partial(run, eval_dataset=TensorDataset(*data(0))), "`eval_dataset` is empty"),
+        (face_with("compute_loss", lambda *args, **kwargs: 0), "compute_loss was replaced"),
+        (face_with("loss_is_scaled_for_ga", True), "`loss_is_scaled_for_ga` is given"),
+        (transformed, "transforms the rows of a batch at once"),
+        (partial(face, optimizers=on_a_plateau), "the schedule watches a metric"),
+        (partial(face, parts={"eval_dataset": {"one": Texts()}}), "there are several evaluation sets"),
+        (partial(face, dataloader_drop_last=True, per_device_train_batch_size=64), "it has no updates"),
+        (partial(face, Regressor, parts={"train_dataset": [types.SimpleNamespace(inputs=1)]}), "a row is a Simple"),
         (partial(face, parts={"model_init": Tagger}), "`model_init` is given"),
         (partial(face, parts={"callbacks": [FaceCallback()]}), "FaceCallback may change the run"),
         (partial(face, parts={"processing_class": Tokens()}, kind=Configured), "sets the model's `pad_token_id`"),
@@ -219,6 +266,12 @@ def test_what_a_script_cannot_do_is_refused_before_anything_is_written(
     with pytest.raises(ConfigurationError, match=reason):
         trainer.eject(tmp_path / "plain.py", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_nothing_can_import_is_refused(tmp_path: Path) -> None:
+    trainer, arguments = run()
+    with pytest.raises(ConfigurationError, match="Nothing can import 'plain-run.py'"):
+        trainer.eject(tmp_path / "plain-run.py", **arguments)
 
 
 def blocks_of(page: str, language: str) -> list[str]:

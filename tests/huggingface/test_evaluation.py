@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from pytorch_accelerated.huggingface import EvalPrediction, PredictionOutput, Trainer
 from tests.huggingface.runs import Lengths, Regression, Rows, make_trainer, padded, without_speed
@@ -59,6 +60,18 @@ def test_rows_are_counted_where_the_first_tensor_has_no_row_for_each(tmp_path: P
     assert output.metrics is not None
     assert output.metrics["test_loss"] == pytest.approx(batch_shapes.mean_loss(native, "graphs"), rel=TOLERANCE)
     assert_same_numbers(output.predictions, torch.stack(batch_shapes.predictions(native, "graphs")))
+
+
+def test_rows_that_the_collator_leaves_out_do_not_count(tmp_path: Path) -> None:
+    def without_small(rows: list[dict[str, torch.Tensor]]) -> Any:
+        return default_collate([row for row in rows if row["x"][0] > -0.5])
+
+    rows, parts = Rows(13), {"data_collator": without_small}
+    trainer = make_trainer(tmp_path, parts=parts, per_device_eval_batch_size=5)
+    left = rows.x[:, 0] > -0.5
+    with torch.no_grad():
+        loss, _ = Regression()(rows.x[left], rows.labels[left])
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(loss.item())
 
 
 def test_metrics_are_computed_from_all_rows(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pytorch_accelerated.data.planned_loader import PlannedLoader
 from pytorch_accelerated.data.rows import as_array_dataset
 from pytorch_accelerated.data.run_plan import RunPlan
 from pytorch_accelerated.data.token_batches import TokenBatches
+from pytorch_accelerated.data.workers import objects_within
 
 __all__ = [
     "LeftOut",
@@ -28,5 +29,6 @@ __all__ = [
     "as_array_dataset",
     "find_shared_rows",
     "has_ignored",
+    "objects_within",
     "own_generators_kept",
 ]

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
+from pytorch_accelerated.data.counting import rows_left
 from pytorch_accelerated.errors import ConfigurationError, MissingMethodError
 from pytorch_accelerated.facts.names import knows_other_names
 from pytorch_accelerated.facts.optional import require
@@ -748,7 +749,7 @@ def _evaluated(
     loss, logits, labels = trainer.prediction_step(
         trainer._engine.model, batch, prediction_loss_only, ignore_keys=ignore_keys
     )
-    size = trainer._engine._batch_samples or evaluating.rows_in(batch)
+    size = rows_left(batch, trainer._engine._batch_samples) or evaluating.rows_in(batch)
     # Like transformers, losses of batches are weighted by rows, unless the user says what an item is.
     items = None if is_ours(trainer.count_items) else trainer.count_items(batch)
     items = size if items is None else items

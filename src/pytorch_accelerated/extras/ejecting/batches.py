@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import random
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from pytorch_accelerated.data import arguments_of_classes, as_array_dataset, has_ignored
+from pytorch_accelerated.data import arguments_of_classes, as_array_dataset, has_ignored, objects_within
 from pytorch_accelerated.extras.ejecting.own_code import OwnCode, is_ours, refused
 from pytorch_accelerated.facts import TrainSettings, trees
 from pytorch_accelerated.ranks import kept
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _OF_LOADERS = {"batch_size", "shuffle", "drop_last", "num_workers", "pin_memory", "persistent_workers"}
 _OF_LOADERS |= {"prefetch_factor"}
 _BATCHES_READ_AT_ONCE = 64
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # What makes a dataset of arrays, by their type, and whether there is a collate function.
 _CONVERTS: dict[tuple[type, bool], str] = {
     (tuple, False): "TensorDataset(*map(torch.as_tensor, DATA))",
@@ -43,6 +46,7 @@ class Batches:
         workers: how many fetch the batches; a script does it by itself.
         collate: what makes a batch of rows.
         draws: whether rows may be augmented.
+        columns: those of a row that a batch is made of, as source; None if all are.
         converts: makes a dataset of arrays.
         walk: what the batches of an epoch are cut from.
         each: the name of what a batch is made of.
@@ -90,10 +94,19 @@ class Batches:
         source = self._dataset if arrays is None else arrays
         self.draws = arrays is None or has_collate
         self.round, self._rows = self.size * ranks, len(source)
+        if not self._rows:
+            raise refused(f"`{kind}_dataset` is empty", "Give rows.")
         self.count = self._rows // self.round if self.drops_last else -(-self._rows // self.round)
         with kept() as before:
             before.generators()  # a row may be augmented
-            self._sample = (self._collate_fn or default_collate)([source[row] for row in range(min(2, len(source)))])
+            rows = [source[row] for row in range(min(2, len(source)))]
+            self._sample = (self._collate_fn or default_collate)(rows)
+        self.columns = arguments.get("columns") if isinstance(rows[0], Mapping) else None
+        if arguments.get("collator") == "default_data_collator" and not isinstance(rows[0], Mapping):
+            raise refused(f"a row is a {type(rows[0]).__name__}", "Let it be a dict, or give a `data_collator`.")
+        drawing = (self._dataset, self._collate_fn, getattr(self._collate_fn, "__self__", None))
+        if (self.workers or ranks > 1) and any(isinstance(each, _GENERATORS) for each in objects_within(drawing)):
+            raise refused("each process draws from its copy of a generator in the data", "Draw from the global ones.")
         self.each = "places" if self.draws and self.shuffles else "rows"
         self.walk = "torch.arange(len(order))" if self.each == "places" else "order"
         if kind == "eval" and ranks > 1:
@@ -190,8 +203,12 @@ def _refuse_dataset(dataset: Any) -> None:
     is_sets = isinstance(dataset, Mapping) and not any(hasattr(each, "shape") for each in dataset.values())
     if isinstance(dataset, (DataLoader, IterableDataset)) or is_sets or not hasattr(dataset, "__getitem__"):
         raise refused(f"the data is a {type(dataset).__name__}", "Give a dataset with rows by number.")
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     is_of_hub = type(dataset).__module__ == "datasets.arrow_dataset"
-    if is_ours(dataset) or (hasattr(dataset, "__getitems__") and not (is_of_hub or isinstance(dataset, Subset))):
+    if is_of_hub and dataset.format["type"] == "custom":
+        raise refused("`with_transform` transforms the rows of a batch at once", "Use `map`, or a `data_collator`.")
+    if is_ours(dataset) or (hasattr(dataset, "__getitems__") and not is_of_hub):
         raise refused(f"the {type(dataset).__name__} has an order or batches of its own", "Give one of single rows.")
 
 

@@ -79,6 +79,8 @@ def eject(trainer: Trainer, path: str | Path, arguments: Mapping[str, Any], face
     path, ranks = Path(path), trainer.run_context.parts.ranks
     if ranks.do_on_first(path.exists):
         raise ConfigurationError(f"{path} exists. Give another name, or delete it first.")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ConfigurationError(f"Nothing can import {path.name!r}. Give a name such as 'plain_run.py'.")
     facts = _Facts(_facts_of(trainer, arguments, face), module=path.stem, version=pytorch_accelerated.__version__)
     head, _, body = "\n".join(facts.kept(_TEMPLATE.read_text(encoding="utf-8").splitlines())).partition("$imports")
     body = _used(_Text(body).safe_substitute(facts).split("\n\n\n"))
@@ -219,7 +221,7 @@ def _settings_of(trainer: Trainer, arguments: Mapping[str, Any]) -> TrainSetting
     if not isinstance(trainer.model, nn.Module) or not isinstance(trainer.optimizer, torch.optim.Optimizer):
         raise refused("there is no model or optimizer of torch", "Give them.")
     if given.lanes is not None:
-        raise refused("the trainer has `lanes`", "Leave them out; a plain script has one process.")
+        raise refused("the trainer has `lanes`", "Leave them out: how they share an update takes too many lines.")
     precision = str(context.parts.accelerator.mixed_precision)
     if given.compile_model is not False or precision not in ("no", "bf16"):
         raise refused(f"the model is compiled, or in {precision}", "Leave `compile_model` out, and train in bf16.")
@@ -244,7 +246,7 @@ def _config_of(settings: TrainSettings, train: Batches, evaluation: Batches | No
     per_epoch = -(-train.count // settings.gradient_accumulation_steps)
     updates = settings.max_num_train_steps or per_epoch * (settings.num_epochs or 0)
     if not updates or not per_epoch:
-        raise refused("it has no updates", "Give `num_epochs`, and data with rows.")
+        raise refused("it has no updates", "Give `num_epochs`, and rows for a batch.")
     config: dict[str, Any] = {field.name: None for field in dataclasses.fields(TrainerRunConfig)}
     config |= {"num_epochs": -(-updates // per_epoch), "max_num_train_steps": updates}
     config |= {"num_update_steps_per_epoch": per_epoch, "num_local_update_steps_per_epoch": per_epoch}
@@ -317,8 +319,10 @@ def _parts_within(function: Any) -> Iterable[Any]:
 
 
 def _metric(name: str, evaluation: Any, who: str) -> str:
-    if name not in _METRICS or (name == "eval_loss_epoch" and evaluation is None):
+    if name not in _METRICS:
         raise refused(f"{who} watches {name!r}", f"Watch one of {', '.join(map(repr, _METRICS))}.")
+    if name == "eval_loss_epoch" and evaluation is None:
+        raise refused(f"{who} watches {name!r}, and there is no `eval_dataset`", "Give one.")
     return _METRICS[name]
 
 
@@ -337,7 +341,9 @@ def _parts_of(trainer: Trainer, evaluation: Batches | None) -> tuple[dict[str, A
             raise refused(f"there are two callbacks of the kind {kind.__name__}", "Leave one out.")
         if name == "average" and callback.evaluate_during_training:
             metric = "average_loss"
-            if evaluation is None or callback.watch_metric != f"{callback.name}_eval_loss_epoch":
+            if evaluation is None:
+                raise refused(f"{kind.__name__} evaluates without an `eval_dataset`", "Give one.")
+            if callback.watch_metric != f"{callback.name}_eval_loss_epoch":
                 raise refused(f"{kind.__name__} watches {callback.watch_metric!r}", "Let it watch its own loss.")
             if "hooks" in evaluation.call:
                 raise refused("a hook evaluates an average", "Give `evaluate_during_training=False`.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.extras.ejecting.eject import eject
-from pytorch_accelerated.extras.ejecting.own_code import is_literal, is_ours, refused
+from pytorch_accelerated.extras.ejecting.own_code import is_literal, is_ours, refuse_replaced, refused
 from pytorch_accelerated.huggingface import (
     EarlyStoppingCallback,
     SchedulerType,
@@ -39,7 +41,11 @@ def eject_face(face: Face, path: str | Path) -> Path:
     _refuse(face)
     args, loader = face.args, face.get_train_dataloader()
     evaluates = face.eval_dataset is not None and args.eval_strategy == "epoch"
+    if evaluates and isinstance(face.eval_dataset, Mapping):
+        raise refused("there are several evaluation sets", "Give one.")
     updates = face.set_initial_training_values(args, loader)[-1]
+    if not updates:
+        raise refused("it has no updates", "Give rows for a batch.")
     arguments = {
         "train_dataset": loader.dataset,
         "eval_dataset": face.get_eval_dataloader().dataset if evaluates else None,
@@ -55,6 +61,7 @@ def eject_face(face: Face, path: str | Path) -> Path:
             "drop_last": args.dataloader_drop_last,
             "num_workers": args.dataloader_num_workers,
         },
+        "eval_dataloader_kwargs": {"num_workers": args.dataloader_num_workers},
     }
     optimizer, given = (_optimizer(face), []) if face.optimizer is None else (None, ["optimizer"])
     left_out = [type(each).__name__ for each in face.callback_handler.callbacks]
@@ -65,6 +72,7 @@ def eject_face(face: Face, path: str | Path) -> Path:
         **_schedule(face, updates),
         "collator": "default_data_collator" if face.data_collator is default_data_collator else "data_collator",
         "columns": _columns(loader) if args.remove_unused_columns else None,
+        "has_cache": hasattr(getattr(face.model, "config", None), "use_cache"),
         "counts_labels": probe is not None,
         "first_seed": args.seed,
         "is_face": True,
@@ -114,14 +122,19 @@ def _refuse(face: Face) -> None:
         raise refused(
             f"the trainer is a {type(face).__name__}", "Use the `Trainer` of pytorch_accelerated.huggingface."
         )
-    for name in ("model_init", "compute_loss_func"):
+    refuse_replaced(face)
+    for name in ("model_init", "compute_loss_func", "loss_is_scaled_for_ga"):
         if getattr(face, name) is not None:
             raise refused(f"`{name}` is given", "Give a `model` that computes its loss.")
+    if isinstance(face.lr_scheduler, ReduceLROnPlateau) or args.lr_scheduler_type == "reduce_lr_on_plateau":
+        raise refused("the schedule watches a metric", "Choose one that follows from the update.")
     for name, usual in vars(TrainingArguments(args.output_dir)).items():
         if vars(args)[name] != usual and not _TAKEN.fullmatch(name):
             raise refused(f"`{name}` is {vars(args)[name]!r}", "Leave it out.")
-    if args.eval_strategy == "steps" or args.train_sampling_strategy not in ("random", "sequential"):
-        raise refused("it evaluates within epochs, or sorts rows by length", "Evaluate by epoch, in random order.")
+    if args.eval_strategy == "steps":
+        raise refused("it evaluates within epochs", "Give `eval_strategy='epoch'`.")
+    if args.train_sampling_strategy not in ("random", "sequential"):
+        raise refused("it sorts rows by length", "Give `train_sampling_strategy='random'`.")
     if args.world_size > 1 or args.n_gpu > 1:
         raise refused("multiple devices share a training of this trainer", "Use one, or the native `Trainer`.")
     for callback in face.callback_handler.callbacks:

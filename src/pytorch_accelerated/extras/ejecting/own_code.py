@@ -40,6 +40,13 @@ def is_ours(value: Any) -> bool:
     return str(module).partition(".")[0] == "pytorch_accelerated"
 
 
+def refuse_replaced(trainer: Any) -> None:
+    """Refuse methods that are set on a trainer, which its class doesn't show."""
+    if own := [name for name in vars(trainer) if callable(getattr(type(trainer), name, None))]:
+        names = ", ".join(own)
+        raise refused(f"the trainer's {names} was replaced", "Override it in a subclass of the native `Trainer`.")
+
+
 def is_literal(value: Any) -> bool:
     """Whether `repr` of a value is its source."""
     if type(value) in (tuple, list, dict):
@@ -71,8 +78,7 @@ class OwnCode:
         self._ours = next(kind for kind in type(trainer).__mro__ if not is_users_class(kind))
         if (self._ours.__module__, self._ours.__name__) != ("pytorch_accelerated.trainer", "Trainer"):
             raise refused(f"the trainer is a {self._ours.__module__}.{self._ours.__name__}", "Use `Trainer`.")
-        if own := [name for name in vars(trainer) if callable(getattr(type(trainer), name, None))]:
-            raise refused(f"the trainer's {', '.join(own)} was replaced", "Override the methods in a subclass.")
+        refuse_replaced(trainer)
         names = {name for kind in self._kinds for name in vars(kind) if hasattr(self._ours, name) and name[:2] != "__"}
         if unknown := sorted(names - _HOOKS.keys() - {"calculate_predict_batch_outputs"}):
             raise refused(f"{type(trainer).__name__} overrides {', '.join(unknown)}", "Leave that out.")
