@@ -104,7 +104,8 @@ class Batches:
         self.columns = arguments.get("columns") if isinstance(rows[0], Mapping) else None
         if arguments.get("collator") == "default_data_collator" and not isinstance(rows[0], Mapping):
             raise refused(f"a row is a {type(rows[0]).__name__}", "Let it be a dict, or give a `data_collator`.")
-        drawing = (self._dataset, self._collate_fn, getattr(self._collate_fn, "__self__", None))
+        inner = getattr(self._collate_fn, "data_collator", self._collate_fn)  # of a method or partial, what it holds
+        drawing = (self._dataset, inner, getattr(inner, "__self__", None), getattr(inner, "keywords", None))
         if (self.workers or ranks > 1) and any(isinstance(each, _GENERATORS) for each in objects_within(drawing)):
             raise refused("each process draws from its copy of a generator in the data", "Draw from the global ones.")
         self.each = "places" if self.draws and self.shuffles else "rows"
