@@ -439,12 +439,13 @@ class TrainerTools(TrainerHooks):
         script that runs on as many.
 
         Args:
-            path: the new file.
+            path: the new file, whose name Python can import (`plain_run.py`). Missing folders are made.
             train_dataset: the training data.
             train_arguments: the other arguments of `train`.
 
         Raises:
-            ConfigurationError: if the file exists, or for the first part of the run that can't be written so.
+            ConfigurationError: if the file exists or nothing can import it, or for the first part of the run that
+                can't be written so.
         """
         from pytorch_accelerated.extras.ejecting.eject import eject
 
