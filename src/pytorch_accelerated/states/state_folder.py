@@ -269,6 +269,11 @@ class BackgroundWriter:
         self._copies: dict[tuple[str, ...], torch.Tensor] = {}
         self._devices: set[torch.device] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a state is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def write(
         self,
         final: str | os.PathLike[str],
