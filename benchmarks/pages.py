@@ -19,7 +19,7 @@ from benchmarks.reporting import row_of
 
 DOCS = summary.ROOT / "docs"
 README = [summary.ROOT / name for name in summary.ROWS]
-RESULTS = summary.RESULTS.parents[1]  # of all benchmarks; those of the main speeds come first
+RESULTS = summary.RESULTS.parent
 MARKED = re.compile(r"(<!-- (table|benchmark): (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 # What was done; the beginning of the cases in chaos.json; how often, what to take off; what must not happen.
@@ -119,8 +119,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def benchmark_table(title: str) -> str:
     """A table of results without its ranges and processor times: way, median, comparison with the baseline."""
-    texts = [(folder / "results.md").read_text(encoding="utf-8") for folder in (summary.RESULTS.parent, RESULTS)]
-    text = next(each for each in texts if f"\n### {title}" in each)
+    text = (RESULTS / "results.md").read_text(encoding="utf-8")
     begun = text.index(f"\n### {title}")
     rows = [_cells(line) for line in text[begun:].split("\n\n")[1].splitlines()]
     compared = [i for i, name in enumerate(rows[0]) if name.startswith("against")][:1]
@@ -142,7 +141,7 @@ def with_tables(text: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         table = TABLES[match[3]]() if match[2] == "table" else benchmark_table(match[3])
-        return match[1] + "\n" + re.sub(r"\| ours\b", "| this library", table) + "\n" + match[4]
+        return match[1] + "\n" + re.sub(r"\| (against )?ours\b", r"| \1this library", table) + "\n" + match[4]
 
     return MARKED.sub(made, text)
 

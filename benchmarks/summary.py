@@ -1,7 +1,6 @@
 """The README's table of speeds, in both languages; `benchmarks.pages` writes it into them.
 
-The README has nothing but ratios to the hand-written loop. The times are in ``speed/results.md``, and the other tables
-in ``results.md``.
+The README has nothing but ratios to the hand-written loop. The times are in ``results.md``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from benchmarks.reporting import row_of
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "speed" / "results.json"
+RESULTS = ROOT / "benchmarks" / "results" / "results.json"
 
 # By the beginning of a table's title.
 ROWS = {
