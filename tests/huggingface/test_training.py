@@ -150,11 +150,12 @@ def test_memory_is_measured_on_request(tmp_path: Path) -> None:
 
     class Grows(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            kept.append(torch.ones(8 * megabyte, dtype=torch.uint8))
+            # Of more than 32 MB, malloc always takes new memory; less may be where something else was before.
+            kept.append(torch.ones(40 * megabyte, dtype=torch.uint8))
 
     trainer = make_trainer(tmp_path, Grows(), skip_memory_metrics=False, num_train_epochs=2)
     metrics = trainer.train().metrics
-    assert 40 * megabyte < metrics["train_mem_cpu_alloc_delta"] < 160 * megabyte
+    assert 200 * megabyte < metrics["train_mem_cpu_alloc_delta"] < 800 * megabyte
     assert "eval_mem_cpu_alloc_delta" in trainer.evaluate()
     assert "test_mem_cpu_alloc_delta" in trainer.predict(trainer.eval_dataset).metrics  # type: ignore[operator]  # it has some
     assert not [name for name in make_trainer(tmp_path).train().metrics if "_mem_" in name]
