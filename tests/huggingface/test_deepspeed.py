@@ -207,6 +207,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` is True, but `deepspeed` is given"),
     ({}, {"ddp_bucket_cap_mb": 5}, "`ddp_bucket_cap_mb` is 5, but `deepspeed` is given, which doesn't go with it"),
     ({"zero_optimization": 2}, {}, "`deepspeed` has zero_optimization: 2: give a dict"),
+    ({"zero_optimisation": {"stage": 3}}, {}, "'zero_optimisation', which has no .* out, or write 'zero_optimization'"),
+    ({"gradient_cliping": 0.1}, {}, "'gradient_cliping', which has no .*: leave it out, or write 'gradient_clipping'"),
     ({"amp": {"enabled": True}}, {}, "`deepspeed` has amp.enabled: True: leave it out"),
     ({"data_efficiency": {"enabled": True}}, {}, "`deepspeed` has data_efficiency.enabled: True: leave it out"),
     ({"tensor_parallel": {"autotp_size": 2}}, {}, "`deepspeed` has tensor_parallel.autotp_size: 2: leave it out"),

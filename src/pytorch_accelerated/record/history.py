@@ -13,7 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytorch_accelerated.facts.optional import require
 from pytorch_accelerated.record.plotting import plot_runs
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+
+Record = TypeVar("Record", MetricRecord, StepRecord)
 
 # Entries of a log that tell where a run is and how fast, which aren't results.
 _PLACES = ("epoch", "step", "total_flos", "num_input_tokens_seen")
@@ -188,10 +190,7 @@ class RunHistory(ABC):
         Args:
             reader: any name, for example the `state_key` of a callback.
         """
-        # Positions, not the records themselves, are saved: a resumed run prints and logs no value a second time.
-        start = self._read_positions.get(reader, 0)
-        self._read_positions[reader] = len(self._metric_records)
-        return self._metric_records[start:]
+        return _new_for(reader, self._metric_records, self._read_positions)
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
@@ -213,9 +212,7 @@ class RunHistory(ABC):
         Args:
             reader: any name, for example the `state_key` of a callback.
         """
-        start = self._step_read_positions.get(reader, 0)
-        self._step_read_positions[reader] = len(self._step_records)
-        return self._step_records[start:]
+        return _new_for(reader, self._step_records, self._step_read_positions)
 
     @property
     def slow_rank(self) -> SlowRank | None:
@@ -403,6 +400,14 @@ def _recorded(update_metric: Callable[..., None]) -> Callable[..., None]:
             self.names_not_shown.update(each.name for each in self._metric_records[records_before:])
 
     return wrapper
+
+
+def _new_for(reader: str, records: list[Record], positions: dict[str, int]) -> list[Record]:
+    """The records that a reader has not had yet."""
+    # Positions, not the records themselves, are saved: a resumed run prints and logs no value a second time.
+    start = positions.get(reader, 0)
+    positions[reader] = len(records)
+    return records[start:]
 
 
 def _compare(known: dict[str, MetricRecord], record: MetricRecord) -> None:

@@ -307,7 +307,8 @@ class BackgroundWriter:
     def follow_up(self) -> None:
         """Start to call `after_each`, for a state that something else has written: deleting old ones takes long."""
         self.wait()
-        self._start(lambda: None)
+        if self.after_each:
+            self._start(lambda: None)
 
     def _start(self, write: Callable[[], None]) -> None:
         # Not a daemon thread, because the program must not exit before the state is complete.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -36,6 +37,18 @@ _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupCosineLR": "cosine"}
 # The engine has its own ways of exchanging gradients, and its own batch size.
 _REPLACED = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _DONT_GO_WITH = ("fsdp", "auto_find_batch_size", *_REPLACED)
+# What DeepSpeed 0.19 reads of a config, except for what divides batches or layers. It ignores any other name; one that
+# resembles these is taken for a mistake, and any other for that of a later version.
+_NAMES = """
+    activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
+    csv_monitor data_efficiency data_types dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc
+    dump_state expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping
+    gradient_predivide_factor hybrid_engine log_level managed_gradient_accumulation memory_breakdown optimizer pipeline
+    prescale_gradients scheduler seq_parallel_communication_data_type steps_per_print tensor_parallel tensorboard timers
+    torch_autocast train_batch_size train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size
+    wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    zero_optimization
+"""
 _NOT_HERE = ("amp.enabled", "data_efficiency.enabled", "expert_parallel.enabled", "tensor_parallel.autotp_size")
 _OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the stage from which on DeepSpeed reads it
 
@@ -263,6 +276,10 @@ def _hidden_size(config: Any) -> int | None:
 
 def misfits(config: Mapping[str, Any]) -> Iterator[str]:
     """What no run can do with a config, by which part of it."""
+    known = _NAMES.split()
+    for name in config:
+        for nearest in () if name in known else difflib.get_close_matches(name, known, 1, 0.85):
+            yield f"{name!r}, which has no effect here: leave it out, or write {nearest!r}"
     yield from (f"{path}: {found(config, path)!r}: leave it out" for path in _NOT_HERE if found(config, path))
     stage = found(config, "zero_optimization.stage") or 0
     if stage not in (0, 1, 2, 3):
