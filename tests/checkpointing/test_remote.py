@@ -146,6 +146,28 @@ def test_manifests_are_written_last_and_deleted_first_and_nothing_is_overwritten
     assert not [name for operation, name in operations if operation == "get"]  # the local state is the same
 
 
+class SlowFollowUp(TrainerCallback):
+    """Follows each save up slowly, and notes whether states were still to be uploaded afterwards."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        saves = trainer.run_context.control.saves
+
+        def follow() -> None:
+            time.sleep(0.3)
+            self.seen.append(bool(saves.uploads))
+
+        saves.writer.after_each.append(follow)
+
+
+def test_what_follows_the_last_save_is_over_before_the_uploads_end() -> None:
+    slow = SlowFollowUp()
+    fit(a_trainer(saver(max_checkpoints=1), slow), 1)
+    assert slow.seen == [True] * len(slow.seen) != []
+
+
 def test_a_new_run_says_what_is_there_and_its_states_are_the_newer_ones(machine, capsys):
     fit(a_trainer(saver()), 2)
     files, root = fsspec.core.url_to_fs(URL)

@@ -431,6 +431,8 @@ class Saves:
 
     def end(self) -> None:
         """Wait until all states are uploaded; raise what could not be saved. Must be called by all ranks."""
+        if self.uploads:  # what follows the last save must still find them: they delete old states themselves
+            self._ranks.do_on_first(self.writer.wait)
         while self.uploads:
             self._ranks.do_on_first(self.uploads.popitem()[1].finish)
         for error in self.failures.values():
