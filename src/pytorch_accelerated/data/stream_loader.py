@@ -143,8 +143,10 @@ class StreamLoader(RunLoader):
 
     def _exchange(self, sizes: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
         """How many batches each rank has for an update or a round, and their samples; None if unknown."""
-        samples = _UNKNOWN if None in sizes else sum(size or 0 for size in sizes)
-        by_rank = self._ranks.exchange_numbers([len(sizes), samples])
+        samples = None if None in sizes else sum(filter(None, sizes))
+        if self._ranks.count == 1:
+            return [len(sizes)], [samples]
+        by_rank = self._ranks.exchange_numbers([len(sizes), _UNKNOWN if samples is None else samples])
         return [batches for batches, _ in by_rank], [None if each == _UNKNOWN else each for _, each in by_rank]
 
     def _weights(
@@ -187,10 +189,13 @@ class StreamLoader(RunLoader):
         # Otherwise a pass may yield less: the share of a rank, the rest after a resume, or only full batches.
         is_whole = self._ranks.count == 1 and not self._fetcher.resumes_within(self._epoch)
         is_whole &= not getattr(self.source, "drop_last", False)
-        for batch, samples, items in feed(with_items(self._fetcher.fetch(self._epoch), count_items)):
+        fetched: Iterator[Any] = self._fetcher.fetch(self._epoch)
+        if count_items is not None:
+            fetched = with_items(fetched, count_items)
+        for batch, samples, *items in feed(fetched):
             size = count_rows(batch) if samples is None else samples
             if size != 0:
-                yield _Measured(batch, size, samples, items)
+                yield _Measured(batch, size, samples, *items)
             seen += size or 0
             is_whole &= size is not None
         if is_whole and seen and expected not in (None, seen):

@@ -115,7 +115,14 @@ def would_broadcast(first: Any, second: Any) -> bool:
 
 def count_rows(data: Any) -> int | None:
     """The first dimension of the first tensor or array; None if there is none."""
-    return next((int(leaf.shape[0]) for leaf in leaves(data) if getattr(leaf, "shape", None)), None)
+    parts = parts_of(data)
+    if parts is None:
+        return int(data.shape[0]) if getattr(data, "shape", None) else None
+    for part in parts:  # not `leaves`: each batch is asked, and its first tensor comes early
+        rows = count_rows(part)
+        if rows is not None:
+            return rows
+    return None
 
 
 def length_of(data: Any) -> int | None:

@@ -83,12 +83,12 @@ class LossTracker:
         self._sum_parts(weighted, weights, is_last=True)
         counted = weights != 0
         with np.errstate(all="ignore"):  # non-finite losses are reported through their index
-            self._total += float(weighted[counted].sum())
+            self._total += float((weighted if counted.all() else weighted[counted]).sum())
         self._count += float(weights.sum())
         self._last = float(losses[-1])
-        bad = np.flatnonzero(~np.isfinite(losses) & counted)  # a mean of no items is NaN, which is not an error
-        if self.first_non_finite is None and len(bad):
-            self.first_non_finite = self.batches_read + int(bad[0])
+        if not math.isfinite(self._total) and self.first_non_finite is None:
+            bad = np.flatnonzero(~np.isfinite(losses) & counted)  # a mean of no items is NaN, which is not an error
+            self.first_non_finite = self.batches_read + int(bad[0]) if len(bad) else None
         self.batches_read += len(self._pending_losses)
         self._pending_losses.clear()
         self._pending_weights.clear()
@@ -116,7 +116,8 @@ class LossTracker:
         if self.leaves_out_non_finite:
             weights = np.where(np.isfinite(losses), weights, 0.0)
         with np.errstate(all="ignore"):
-            return losses, np.where(weights != 0, losses * weights, 0.0), weights
+            weighted = losses * weights
+        return losses, weighted if weights.all() else np.where(weights != 0, weighted, 0.0), weights
 
     def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
         starts = [max(0, self._part_start - self.batches_read), *(end - self.batches_read for end in self._part_ends)]
@@ -124,7 +125,8 @@ class LossTracker:
         numbers = np.zeros((2, len(weighted) + 1))
         numbers[0, :-1], numbers[1, :-1] = weighted, shares
         sums = np.add.reduceat(numbers, starts, axis=1)
-        sums[:, :-1][:, np.diff(starts) == 0] = 0.0  # of an empty part, `reduceat` returns the next number
+        if len(set(starts)) < len(starts):
+            sums[:, :-1][:, np.diff(starts) == 0] = 0.0  # of an empty part, `reduceat` returns the next number
         sums[:, 0] += self._part_read
         parts = list(map(tuple, sums.T.tolist()))
         self._parts += parts[:-1]

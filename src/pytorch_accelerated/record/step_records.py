@@ -280,6 +280,10 @@ class EpochClock:
         """The part of it in which the loop waited for batches."""
         return 0.0 if self._source is None else self._source.waiting.seconds - self._waited_before
 
+    def times(self) -> tuple[float, float, float]:
+        """The time so far, and the parts of it in which the loop waited for batches, and met the other ranks."""
+        return self.seconds, self.waited_seconds, self.meeting_seconds
+
     def read(self) -> EpochTiming:
         """What is recorded of the epoch."""
         workers = None if self._source is None else self._source.num_workers
@@ -322,19 +326,16 @@ class _Mark(NamedTuple):
     """The end of a record whose losses have not been read.
 
     Attributes:
-        epoch, update, samples: the record's.
+        update, samples, seconds: the record's.
         learning_rates: the record's, which may still be tensors.
-        new_samples: the samples of the record since the run was resumed.
-        times: the seconds of training so far; the record's seconds without evaluations and saves; and the parts of
-            these in which the loop waited for data, and met the other ranks.
+        times: of the epoch so far, by its clock.
     """
 
-    epoch: int
     update: int
     samples: int
     learning_rates: list[Any]
-    new_samples: int
-    times: tuple[float, ...]
+    seconds: float
+    times: tuple[float, float, float]
 
 
 class StepRecorder:
@@ -383,7 +384,7 @@ class StepRecorder:
         """
         self._marks.clear()
         self._samples_before_epoch = self._samples - samples_in_epoch
-        self._new_from, self._times_before = self._samples, (0.0, 0.0, 0.0)  # of the clock, at the last mark
+        self._new_from, self._times_before = self._samples, (0.0, 0.0, 0.0)  # where the last record ended
         self._clock = clock
         self.grow(updates)
 
@@ -404,15 +405,10 @@ class StepRecorder:
         update, samples = self._history.updates_done, self._samples_before_epoch + samples_in_epoch
         if update <= (ended[0].update if ended else 0):
             return
-        clock = self._clock
-        now = clock.seconds, clock.waited_seconds, clock.meeting_seconds
-        spent = [each - before for each, before in zip(now, self._times_before, strict=True)]
-        times = (time.perf_counter() - self._started, *spent)
         # A rate in a tensor is filled in place by the scheduler, so the record takes a copy, which stays on the device.
         rates = [rate.clone() if isinstance(rate := group["lr"], torch.Tensor) else rate for group in groups]
-        self._marks.append(_Mark(clock.epoch, update, samples, rates, samples - self._new_from, times))
-        self._samples = self._new_from = samples
-        self._times_before = now
+        self._marks.append(_Mark(update, samples, rates, time.perf_counter() - self._started, self._clock.times()))
+        self._samples = samples
         # The losses stay on the device. The recorder notes only where the record ends among them, and the next reading,
         # which is due anyway, gives the sum of each part.
         self._losses.end_part()
@@ -429,11 +425,13 @@ class StepRecorder:
         """
         if not self._marks:
             return []
-        own = [(*part, *mark.times[:2]) for mark, part in zip(self._marks, self._losses.take_parts(), strict=True)]
+        times = np.diff([self._times_before, *(mark.times for mark in self._marks)], axis=0)
+        parts = zip(self._losses.take_parts(), self._marks, times[:, 0].tolist(), strict=True)
+        own = [(*part, mark.seconds, seconds) for part, mark, seconds in parts]
         peak = peak_memory(self._device)
         # Ranks exchange integers in messages of fixed size. Floats travel as their bits; the two times that need not be
         # exact share one integer, because a further one could cost a further message.
-        pairs = np.array([mark.times[2:] for mark in self._marks], dtype=np.float32).view(np.int64)
+        pairs = times[:, 1:].astype(np.float32).view(np.int64)
         bits = np.hstack([np.array(own, dtype=np.float64).view(np.int64), pairs]).ravel()
         return [_UNKNOWN if peak is None else peak, *bits.tolist()]
 
@@ -462,19 +460,20 @@ class StepRecorder:
             self._marks, sums, times[0].tolist(), ranks_of_records, norms, strict=True
         ):
             record = StepRecord(
-                epoch=mark.epoch,
+                epoch=self._clock.epoch,
                 update=mark.update,
                 samples=mark.samples,
                 seconds=seconds,
                 train_loss=total / count if count else math.nan,
                 learning_rates=tuple(map(float, mark.learning_rates)),
                 gradient_norm=norm / clipped if clipped else None,
-                samples_per_second=mark.new_samples / epoch_seconds if epoch_seconds else 0.0,
+                samples_per_second=(mark.samples - self._new_from) / epoch_seconds if epoch_seconds else 0.0,
                 data_wait_share=waited / epoch_seconds if epoch_seconds else 0.0,
                 peak_memory=None if peak == _UNKNOWN else peak,
                 ranks=ranks,
             )
             self._history.add_step_record(record)
+            self._new_from, self._times_before = mark.samples, mark.times
         self._marks.clear()
         return True
 
