@@ -62,15 +62,14 @@ def rows_left(batch: Any, samples: int | None) -> int | None:
     They are the first dimension of all columns, if it is smaller than `samples`, except where the second dimension has
     the samples, as for sequences whose first dimension is time.
     """
-    columns = list(batch.values() if isinstance(batch, Mapping) else batch if type(batch) in _COLUMNS else [batch])
+    is_sequence = type(batch) in _COLUMNS  # asked first: an abstract class takes far longer
+    columns = batch if is_sequence else list(batch.values()) if isinstance(batch, Mapping) else [batch]
     shapes = [column.shape for column in columns if isinstance(column, torch.Tensor)]
-    if any(shape[:1] == (samples,) for shape in shapes):  # nearly always
-        return samples
-    sizes = {shape[0] if shape else None for shape in shapes}
-    if samples is None or len(sizes) != 1:
+    sizes = [shape[0] if shape else None for shape in shapes]
+    if samples in sizes or samples is None or len(set(sizes)) != 1:  # nearly always the first
         return samples
     is_nested = any(isinstance(column, (Mapping, *_COLUMNS)) for column in columns)
-    (size,) = sizes
+    size = sizes[0]
     if size is None or size >= samples or is_nested or all(shape[1:2] == (samples,) for shape in shapes):
         return samples
     return size
