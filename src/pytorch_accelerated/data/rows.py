@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate, get_worker_info
 
 from pytorch_accelerated.data.sampling import Cell
 from pytorch_accelerated.data.workers import begin_pass, end_pass, like_loader, pins_memory, seed_workers
@@ -190,7 +190,8 @@ class RowBatches(Dataset[Any]):
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request."""
-        return aside(self._fetch, request)
+        # In a worker, nothing draws between the batches, each of which is seeded.
+        return aside(self._fetch, request) if get_worker_info() is None else self._fetch(request)
 
     def in_blocks(self, requests: Iterator[Request]) -> Iterator[Any]:
         """The batches of `requests`. Small ones are fetched several in a row, so the generators are put aside once."""
