@@ -26,6 +26,7 @@ version = release = pytorch_accelerated.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "myst_nb",
     "sphinx_copybutton",
     "sphinx_design",
@@ -70,6 +71,9 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#c2410c", "color-brand-content": "#b33a0a"},
     "dark_css_variables": {"color-brand-primary": "#fb923c", "color-brand-content": "#fdba74"},
 }
+# Where Read the Docs builds the site (.readthedocs.yaml), pages link to their source. It adds the switch of versions.
+if repository := os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git"):
+    html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 copybutton_exclude = ".linenos, .gp, .go"
 
 
