@@ -153,6 +153,7 @@ class _Proving:
         # Multiple epochs end, with evaluations, if the run has several.
         self._limit = max(_UPDATES_OF_EPOCH, -(-updates // (epochs or updates))) * (steps or 1)
         self._ignored: set[str] = set()
+        self._found: dict[str, str] = {}  # by the part of an update, why it differed in an earlier check
         self._unsteady: set[str] = set()  # metrics that differ in each run, as times do
         self._fault = ""  # of the very same run, done again
         self._has_halves, self._halves = True, Check("", NOT_CHECKED)
@@ -223,8 +224,12 @@ class _Proving:
         if not texts and unknown == _UNKNOWN and not self._fault:  # what differs in each run may act, too
             texts = self._outside.differing(parting.part, one, other, ())
             self._ignored -= set(texts)
-        found = [self._outside.sentence(text, one, other, when, remedy) for text in texts[:_MOST_NAMED]]
-        reason = "; ".join(found) or self._fault or remedy or unknown or _BY_ITSELF.get(parting.part, _UNKNOWN)
+        found = "; ".join(self._outside.sentence(each, one, other, when, remedy) for each in texts[:_MOST_NAMED])
+        if found:
+            self._found.setdefault(parting.part, found)
+        # What a resume loses may have been replaced since, and look the same again: an earlier check has seen it.
+        known = self._found.get(parting.part) or _BY_ITSELF.get(parting.part, _UNKNOWN)
+        reason = found or self._fault or remedy or unknown or known
         return Check("", DIFFERENCE, parting.update, f"{PARTS[parting.part]}: {reason}")
 
     def _parting(self, updates: list[UpdateTrace], other: list[UpdateTrace] | None = None) -> Parting | None:
