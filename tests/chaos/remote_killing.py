@@ -31,7 +31,9 @@ class Wait(TrainerCallback):
         self.resumed_at = trainer.run_state.updates
 
     def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        for uploads in trainer.run_context.control.saves.uploads.values():
+        saves = trainer.run_context.control.saves
+        saves.writer.wait()  # what follows a save: it starts uploads, and deletes old states
+        for uploads in saves.uploads.values():
             if uploads._round is not None:
                 uploads._round.result()
 
