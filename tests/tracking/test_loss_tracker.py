@@ -92,6 +92,21 @@ def random_batches(number: int) -> list[tuple[torch.Tensor, int]]:
     return [(torch.rand((), generator=generator), index % 3 + 1) for index in range(number)]
 
 
+@pytest.mark.parametrize("reads_first", [False, True])
+def test_losses_that_are_infinite_both_ways_make_a_part_without_a_mean(reads_first: bool):
+    tracker = LossTracker()
+    for loss in (math.inf, -math.inf):
+        tracker.update(torch.tensor(loss), 2)
+    tracker.end_part()
+    if reads_first:
+        tracker.read()
+    ((total, weight),) = tracker.take_parts()
+    assert math.isnan(total)
+    assert weight == 4
+    assert math.isnan(tracker.average)
+    assert tracker.first_non_finite == 0
+
+
 def test_looking_changes_nothing_to_the_bit():
     batches = random_batches(50)
     plain, looked_at = tracked(batches), LossTracker()

@@ -70,8 +70,9 @@ class LossTracker:
         Waits for the device if there are pending losses in them, which stay pending.
         """
         if self._part_ends:
-            _, weighted, weights = self._pending_numbers()
-            self._sum_parts(weighted, weights, is_last=False)
+            with np.errstate(all="ignore"):  # as in `read`
+                _, weighted, weights = self._pending_numbers()
+                self._sum_parts(weighted, weights, is_last=False)
         parts, self._parts = self._parts, []
         return parts
 
@@ -79,10 +80,10 @@ class LossTracker:
         """Add pending losses to the sums. Waits for the device once if there are any."""
         if not self._pending_losses:
             return
-        losses, weighted, weights = self._pending_numbers()
-        self._sum_parts(weighted, weights, is_last=True)
-        counted = weights != 0
         with np.errstate(all="ignore"):  # non-finite losses are reported through their index
+            losses, weighted, weights = self._pending_numbers()
+            self._sum_parts(weighted, weights, is_last=True)
+            counted = weights != 0
             self._total += float((weighted if counted.all() else weighted[counted]).sum())
         self._count += float(weights.sum())
         self._last = float(losses[-1])
@@ -115,8 +116,7 @@ class LossTracker:
         losses, weights = _to_numbers(self._pending_losses, self._pending_weights)
         if self.leaves_out_non_finite:
             weights = np.where(np.isfinite(losses), weights, 0.0)
-        with np.errstate(all="ignore"):
-            weighted = losses * weights
+        weighted = losses * weights
         return losses, weighted if weights.all() else np.where(weights != 0, weighted, 0.0), weights
 
     def _sum_parts(self, weighted: Numbers, shares: Numbers, *, is_last: bool) -> None:
