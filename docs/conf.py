@@ -71,7 +71,7 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#c2410c", "color-brand-content": "#b33a0a"},
     "dark_css_variables": {"color-brand-primary": "#fb923c", "color-brand-content": "#fdba74"},
 }
-# Where Read the Docs builds the site (.readthedocs.yaml), pages link to their source. The host adds a switch of versions.
+# Where Read the Docs builds the site (.readthedocs.yaml), pages link to their source. The host adds a version switch.
 if repository := os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git"):
     html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 copybutton_exclude = ".linenos, .gp, .go"
